@@ -1,0 +1,1 @@
+"""The shelf: store, commit protocol, lineage, garbage collection, scanning."""
