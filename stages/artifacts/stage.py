@@ -104,6 +104,15 @@ class Stage(ABC, Generic[ConfigT, ExecutionT]):
     Execution: ClassVar[type[ConfigModel]]
     """What only changes how the work is done; never in the key."""
 
+    def resolve(self, config: ConfigT, execution: ExecutionT) -> ConfigT:
+        """``config`` with what the key must know of the world outside the store (content digests of source files,
+        versions of user code) filled in. Called once before the key is made; needs no inputs and writes nothing.
+
+        Raises:
+            RollmillError: for a source, grader, agent or engine that does not exist or cannot be used.
+        """
+        return config
+
     def check(self, inputs: Inputs, config: ConfigT, execution: ExecutionT) -> None:
         """Refuses what cannot work, before anything is written.
 
