@@ -39,8 +39,15 @@ class Inputs(ABC):
         """All artifacts given for the input ``name``, in order; empty where an optional one was not given."""
 
     @abstractmethod
-    def scan(self, name: str, table: str) -> "pl.LazyFrame":
-        """The rows of one table over all artifacts given for ``name``."""
+    def scan(self, name: str, table: str, *, shards: Sequence[str] | None = None) -> "pl.LazyFrame":
+        """The rows of one table over all artifacts given for ``name``.
+
+        Args:
+            shards: read only the files that these shards made (``FileEntry.shard``), so that a stage can follow
+                its input's files with bounded memory; None: all.
+        Returns:
+            a frame in the table's declared schema, also where there is no file or no row.
+        """
 
     @abstractmethod
     def folder(self, name: str, part: str) -> Path:
