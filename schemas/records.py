@@ -4,6 +4,8 @@ Their public names follow rLLM, so that an agent written for it needs another im
 The stored form of each is the table of the same name in ``schemas.tables``.
 """
 
+import json
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,6 +24,13 @@ class Task:
     split: str | None = None
     grader: str | None = None
     agent: str | None = None
+
+    @classmethod
+    def from_row(cls, row: Mapping[str, Any]) -> "Task":
+        """The task in one row of the ``tasks`` table."""
+        values = {name: row[name] for name in ("answer", "benchmark", "split", "grader", "agent")}
+        metadata = {} if row["metadata"] is None else json.loads(row["metadata"])
+        return cls(id=row["task_id"], instruction=instruction_from(row["instruction"]), metadata=metadata, **values)
 
 
 @dataclass
@@ -80,6 +89,14 @@ class Episode:
         return self.trajectories[-1].response if self.trajectories else None
 
 
+@dataclass
+class Signal:
+    """A named number that a grader gives beside the reward."""
+
+    name: str
+    value: float
+
+
 @dataclass(frozen=True)
 class EvalOutput:
     """What a grader says of one trajectory."""
@@ -90,6 +107,18 @@ class EvalOutput:
     verdict: str | None = None
     """correct, wrong_answer, no_answer, truncated, bad_format, …"""
     explanation: str | None = None
-    signals: dict[str, float] = field(default_factory=dict)
+    signals: dict[str, float] | list[Signal] = field(default_factory=dict)
     step_rewards: dict[int, float] = field(default_factory=dict)
     """Reward by step index, where the grader gives them."""
+
+
+def instruction_from(column: str) -> str | list[dict[str, Any]]:
+    """What an ``instruction`` column holds: content parts where it is a JSON list of them, else its own text."""
+    if column.startswith('[{"'):
+        try:
+            parts = json.loads(column)
+        except json.JSONDecodeError:
+            return column
+        if all(isinstance(part, dict) and "type" in part for part in parts):
+            return parts
+    return column
