@@ -31,7 +31,7 @@ def test_a_changed_file_is_loaded_anew_and_has_another_version(tmp_path):
         ("no_such_module_here:f", NotFoundError, "no module"),
         ("json.no_such_part:f", NotFoundError, "no module"),
         ("no/such/file.py:f", NotFoundError, "no file"),
-        ("json:dumsp", NotFoundError, "did you mean 'dumps'"),
+        ("json:lodas", NotFoundError, "did you mean 'loads'"),
     ],
 )
 def test_an_unknown_name_is_refused_with_what_is_missing(name, error, said):
