@@ -1,0 +1,36 @@
+"""The input artifacts of one piece of work: every file is verified by checksum before it is read."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from schemas.artifacts import Manifest
+from stages.artifacts import cache
+from stages.artifacts.frames import check_readable, scan_files
+from stages.artifacts.stage import Inputs
+from stages.artifacts.storage import Storage
+
+if TYPE_CHECKING:
+    import polars as pl
+
+
+class StoredInputs(Inputs):
+    """Artifacts of a store, by input name."""
+
+    def __init__(self, storage: Storage, manifests: Mapping[str, Sequence[Manifest]]):
+        self._storage = storage
+        self._manifests = {name: list(given) for name, given in manifests.items()}
+
+    def manifests(self, name: str) -> list[Manifest]:
+        return list(self._manifests.get(name, []))
+
+    def scan(self, name: str, table: str, *, shards: Sequence[str] | None = None) -> "pl.LazyFrame":
+        files = []
+        for manifest in self.manifests(name):
+            check_readable(manifest, table)
+            chosen = [e for e in manifest.table_files(table) if shards is None or e.shard in shards]
+            files += [cache.verified_file(self._storage, manifest, entry) for entry in chosen]
+        return scan_files(files, table)
+
+    def folder(self, name: str, part: str) -> Path:
+        return cache.part_folder(self._storage, self.manifest(name), part)

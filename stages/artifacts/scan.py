@@ -1,0 +1,87 @@
+"""Lazy frames over stored tables: one artifact's, or a whole run's with ``run`` and ``iteration`` columns."""
+
+import os
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from schemas.artifacts import Manifest, Ref
+from schemas.config import nearest
+from schemas.errors import NotFoundError
+from schemas.tables import TABLES
+from stages.artifacts.cache import missing
+from stages.artifacts.frames import check_readable, scan_files
+from stages.artifacts.layout import artifact_folder, corrupt
+from stages.artifacts.store import Store, open_store
+
+if TYPE_CHECKING:
+    import polars as pl
+
+
+def scan(ref_or_run: str | Ref | Manifest, table: str, *, store: Store | str | None = None) -> "pl.LazyFrame":
+    """The rows of a table, read when they are needed.
+
+    Args:
+        ref_or_run: an artifact (``rollouts/3f2a``, ``RUN:rollouts``, ``RUN@3:rollouts``, a ``Ref`` or a
+            ``Manifest``), or the name of a run: all its iterations, with columns ``run`` and ``iteration`` in front.
+        table: ``steps``, ``episodes``, ``rewards``, …
+        store: an open store or its URL; None: ``ROLLMILL_STORE``, else ``./store``.
+    Raises:
+        NotFoundError: there is no such run, artifact or table; the message names the nearest.
+    """
+    if table not in TABLES:
+        raise NotFoundError(f"there is no table {table!r}", hint=nearest(table, list(TABLES)))
+    opened = _opened(store)
+    if isinstance(ref_or_run, str) and not any(mark in ref_or_run for mark in ":/"):
+        return _scan_run(opened, ref_or_run, table)
+    return _scan_artifact(opened, opened.manifest(ref_or_run), table)
+
+
+def _opened(store: Store | str | None) -> Store:
+    if isinstance(store, Store):
+        return store
+    return open_store(store or os.environ.get("ROLLMILL_STORE") or "./store", writable=False)
+
+
+def _scan_artifact(store: Store, manifest: Manifest, table: str) -> "pl.LazyFrame":
+    check_readable(manifest, table)
+    folder, storage = artifact_folder(manifest.kind, manifest.key), store.storage
+    sources: list[Any] = []
+    options: dict[str, Any] = {}
+    for entry in manifest.table_files(table):
+        local = storage.local_path(f"{folder}/{entry.path}")
+        if local is not None:
+            if not local.exists():
+                raise missing(storage, manifest, entry)
+            if (size := local.stat().st_size) != entry.bytes:
+                problem = f"it has {size} bytes, its manifest says {entry.bytes}"
+                raise corrupt(storage, f"{folder}/{entry.path}", problem)
+        source, options = storage.polars_source(f"{folder}/{entry.path}")
+        sources.append(source)
+    return scan_files(sources, table, options)
+
+
+def _scan_run(store: Store, run: str, table: str) -> "pl.LazyFrame":
+    import polars as pl
+
+    frames = []
+    for record in store.iterations(run):
+        made = {name: ref for name, ref in record.artifacts.items() if name != "policy_in"}
+        frames += [_labelled(frame, run, record.iteration) for frame in _having(store, made, table)]
+    end = store.run_end(run)
+    if end is not None and end.report is not None:
+        frames += [_labelled(frame, run, None) for frame in _having(store, {"report": end.report}, table)]
+    if not frames:
+        raise NotFoundError(f"the run {run!r} has no table {table!r}", hint="see what it made: rollmill runs")
+    return pl.concat(frames)
+
+
+def _having(store: Store, artifacts: Mapping[str, Ref], table: str) -> list["pl.LazyFrame"]:
+    manifests = [store.manifest(ref) for ref in artifacts.values()]
+    return [_scan_artifact(store, manifest, table) for manifest in manifests if table in manifest.schema_versions]
+
+
+def _labelled(frame: "pl.LazyFrame", run: str, iteration: int | None) -> "pl.LazyFrame":
+    import polars as pl
+
+    labels = [pl.lit(run).alias("run"), pl.lit(iteration, dtype=pl.Int32).alias("iteration")]
+    return frame.select(*labels, pl.exclude("run", "iteration"))

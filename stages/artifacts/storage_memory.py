@@ -1,0 +1,64 @@
+"""Storage in this process's memory, shared by all stores of one ``memory://`` URL: for trials and tests."""
+
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from schemas.errors import StoreError
+from stages.artifacts.storage import Entry, Storage
+
+_LOCK = threading.Lock()
+_SHELVES: dict[str, dict[str, tuple[bytes, float]]] = {}
+
+
+class MemoryStorage(Storage):
+    """A dictionary behind a lock."""
+
+    def __init__(self, name: str):
+        self.url = f"memory://{name}"
+        with _LOCK:
+            self._objects = _SHELVES.setdefault(name, {})
+
+    def put_if_absent(self, path: str, data: bytes | Path) -> bool:
+        if path.startswith("/") or ".." in path.split("/"):
+            raise StoreError(f"the path {path!r} would leave the store {self.url}")
+        content = data.read_bytes() if isinstance(data, Path) else bytes(data)
+        with _LOCK:
+            if path in self._objects:
+                return False
+            self._objects[path] = (content, time.time())
+            return True
+
+    def read(self, path: str) -> bytes:
+        try:
+            return self._objects[path][0]
+        except KeyError:
+            raise FileNotFoundError(f"{self.url}/{path}") from None
+
+    def download(self, path: str, target: Path) -> None:
+        target.write_bytes(self.read(path))
+
+    def exists(self, path: str) -> bool:
+        return path in self._objects
+
+    def entries(self, folder: str) -> Iterator[Entry]:
+        with _LOCK:
+            found = list(self._objects.items())
+        for path, (content, modified) in found:
+            if not folder or path.startswith(f"{folder}/"):
+                yield Entry(path, len(content), modified)
+
+    def names(self, folder: str) -> list[str]:
+        depth = len(folder) + 1 if folder else 0
+        return sorted({entry.path[depth:].split("/")[0] for entry in self.entries(folder)})
+
+    def delete(self, path: str) -> None:
+        with _LOCK:
+            self._objects.pop(path, None)
+
+    def open_for_writing(self) -> None:
+        pass
+
+    def root_exists(self) -> bool:
+        return True
