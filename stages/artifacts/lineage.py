@@ -24,18 +24,29 @@ class Node:
         """Every artifact, this one first, each before its inputs.
 
         Yields:
-            depth, name of the input that it is (None for the first), the node, and whether it was shown
-            before (then its inputs do not follow again).
+            depth, name of the input that it is (None for the first), the node, and whether its own inputs
+            are shown elsewhere, under the nearest artifact that used it.
         """
+        parents: dict[str, str | None] = {self.ref.key: None}
+        level = [self]
+        while level:  # breadth first: each artifact belongs under the nearest of those that used it
+            found = [(node, child) for node in level for nodes in node.inputs.values() for child in nodes]
+            level = []
+            for node, child in found:
+                if child.ref.key not in parents:
+                    parents[child.ref.key] = node.ref.key
+                    level.append(child)
         shown: set[str] = set()
-        pending: list[tuple[int, str | None, Node]] = [(0, None, self)]
+        pending: list[tuple[int, str | None, Node, str | None]] = [(0, None, self, None)]
         while pending:
-            depth, name, node = pending.pop()
-            again = node.ref.key in shown
+            depth, name, node, parent = pending.pop()
+            again = node.ref.key in shown or parents[node.ref.key] != parent
             yield depth, name, node, again
             if not again:
                 shown.add(node.ref.key)
-                children = [(depth + 1, name, child) for name, nodes in node.inputs.items() for child in nodes]
+                children = [
+                    (depth + 1, name, child, node.ref.key) for name, nodes in node.inputs.items() for child in nodes
+                ]
                 pending += reversed(children)
 
 
