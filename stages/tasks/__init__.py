@@ -1,0 +1,1 @@
+"""Stage tasks: a file, a benchmark or a generator becomes rows of the ``tasks`` table."""
