@@ -130,6 +130,15 @@ class Manifest(Record):
         return [entry for entry in self.files if entry.table == table]
 
 
+class RemovedPart(Record):
+    """Says that a part of an artifact (``optimizer``) was removed on purpose, to save space."""
+
+    format_version: int = FORMAT_VERSION
+    part: str
+    removed_at: datetime
+    nonce: str
+
+
 class RunRecord(Record):
     """A run: what was asked for, by whom it can be continued."""
 

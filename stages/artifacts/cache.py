@@ -5,7 +5,6 @@ copied: folders hold hard links (else symbolic links, else copies).
 """
 
 import contextlib
-import hashlib
 import os
 import secrets
 import shutil
@@ -15,6 +14,7 @@ from pathlib import Path
 from schemas.artifacts import FileEntry, Manifest
 from schemas.canonical import canonical_hash
 from schemas.errors import CorruptError, NotFoundError
+from stages.artifacts.checksums import file_checksum
 from stages.artifacts.layout import artifact_folder, corrupt, removed_path
 from stages.artifacts.storage import Storage
 
@@ -83,8 +83,7 @@ def has_checksum(path: Path, sha256: str) -> bool:
     state = (status.st_ino, status.st_size, status.st_mtime_ns)
     known = _VERIFIED.get(str(path))
     if known is None or known[1:] != state:
-        with open(path, "rb") as file:
-            known = (hashlib.file_digest(file, "sha256").hexdigest(), *state)
+        known = (file_checksum(path), *state)
         _VERIFIED[str(path)] = known
     return known[0] == sha256
 

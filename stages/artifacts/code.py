@@ -46,12 +46,16 @@ def changes_since(code: CodeVersion, libraries: Mapping[str, str]) -> list[str]:
     now, changes = code_version(), []
     if code.version != now.version:
         changes.append(f"rollmill {code.version} -> {now.version}")
-    if (code.commit, code.dirty) != (now.commit, now.dirty) or code.dirty:
-        changes += [f"commit {_shown(code)} -> {_shown(now)}{_changed_files(code)}"]
+    if (code.commit, code.dirty) != (now.commit, now.dirty):
+        changes.append(f"commit {_shown(code)} -> {_shown(now)}{_changed_files(code)}")
+    elif code.dirty:
+        changes.append(f"commit {_shown(code)}: what was changed then is not known")
     current = library_versions()
-    for name in sorted(libraries.keys() | current.keys()):
-        if libraries.get(name) != current.get(name):
-            changes.append(f"{name} {libraries.get(name, 'absent')} -> {current.get(name, 'absent')}")
+    changes += [
+        f"{name} {libraries.get(name, 'absent')} -> {current.get(name, 'absent')}"
+        for name in sorted(libraries.keys() | current.keys())
+        if libraries.get(name) != current.get(name)
+    ]
     return changes
 
 

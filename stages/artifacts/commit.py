@@ -8,6 +8,7 @@ import hashlib
 import platform
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -18,9 +19,10 @@ from typing import Any
 from schemas.artifacts import FORMAT_VERSION, FileEntry, Manifest, Plan, Receipt, ShardPlan
 from schemas.canonical import canonical_hash
 from schemas.config import ConfigModel
-from schemas.errors import ConfigError, CorruptError, KindError, StageFailed
+from schemas.errors import ConfigError, KindError, NotFoundError, StageFailed
 from schemas.names import checked_name
 from schemas.tables import TABLES
+from stages.artifacts.checksums import each, file_checksum, stored_checksum
 from stages.artifacts.code import changes_since, code_version, library_versions
 from stages.artifacts.credentials import redacted, refuse_credentials
 from stages.artifacts.layout import (
@@ -91,7 +93,10 @@ class Request:
         }
         if stage.stochastic:
             parts |= {"seed": self.seed, "draw": self.draw}
-        return canonical_hash(parts)
+        try:
+            return canonical_hash(parts)
+        except TypeError as error:
+            raise ConfigError(f"config of the stage {stage.name}: {error}") from None
 
     @property
     def name(self) -> str:
@@ -160,8 +165,10 @@ def prepare(store: Store, request: Request) -> Plan:
     stage, inputs = request.stage, store.inputs(request.inputs)
     stage.check(inputs, request.config, request.execution)
     path = plan_path(stage.kind, request.key)
-    if store.storage.exists(path):
-        return _followed(store, request, read_record(store.storage, path, Plan))
+    try:
+        return _followed(store, read_record(store.storage, path, Plan))
+    except NotFoundError:
+        pass
     with _scratch() as scratch:
         specs = stage.plan(inputs, request.config, request.execution, _work(request, scratch))
     plan = Plan(
@@ -182,8 +189,9 @@ def run_shard(
     (shard,) = [shard for shard in plan.shards if shard.id == shard_id]
     stage, storage = request.stage, store.storage
     path = receipt_path(stage.kind, request.key, shard_id)
-    if storage.exists(path):
-        return read_record(storage, path, Receipt)
+    done = _receipt(store, request, shard_id)
+    if done is not None:
+        return done
     started_at, started = datetime.now(UTC), time.perf_counter()
     with _scratch() as scratch:
         work = _work(request, scratch, progress)
@@ -215,15 +223,13 @@ def finish(store: Store, request: Request, plan: Plan) -> Manifest:
         CorruptError: a file that a receipt names is gone.
     """
     stage, storage = request.stage, store.storage
-    receipts = []
-    for shard in plan.shards:
-        path = receipt_path(stage.kind, request.key, shard.id)
-        if not storage.exists(path):
-            raise StageFailed(
-                f"shard {shard.id} of {request.name} is not finished",
-                hint="run the same command again: it does what is missing",
-            )
-        receipts.append(read_record(storage, path, Receipt))
+    found = each(storage, lambda shard: _receipt(store, request, shard.id), plan.shards)
+    receipts = [receipt for receipt in found if receipt is not None]
+    if len(receipts) < len(plan.shards):
+        raise StageFailed(
+            f"{len(plan.shards) - len(receipts)} of {len(plan.shards)} shards of {request.name} are not finished",
+            hint="run the same command again: it does what is missing",
+        )
     files = [entry for receipt in receipts for entry in receipt.files]
     _check_files(store, request, files)
     now = datetime.now(UTC)
@@ -272,13 +278,20 @@ def _check_inputs(stage: Stage[Any, Any], inputs: dict[str, list[Manifest]]) -> 
                 )
 
 
-def _followed(store: Store, request: Request, plan: Plan) -> Plan:
+def _followed(store: Store, plan: Plan) -> Plan:
     """An earlier plan; one that has lain for long is marked as in work again, against garbage collection."""
     if (datetime.now(UTC) - plan.created_at).total_seconds() > LEASE_AFTER_S:
         store.storage.put_if_absent(
             f"{artifact_folder(plan.kind, plan.key)}/{TEMPORARY}lease-{new_nonce()}", b"in work"
         )
     return plan
+
+
+def _receipt(store: Store, request: Request, shard_id: str) -> Receipt | None:
+    try:
+        return read_record(store.storage, receipt_path(request.stage.kind, request.key, shard_id), Receipt)
+    except NotFoundError:
+        return None
 
 
 def _scratch() -> "tempfile.TemporaryDirectory[str]":
@@ -324,8 +337,7 @@ def _put_files(store: Store, request: Request, shard: str, files: Sequence[FileO
     for file in sorted(files, key=lambda file: (file.part, file.name)):
         if file.part in TABLES:
             raise ValueError(f"the part {file.part!r} has the name of a table")
-        with open(file.path, "rb") as opened:
-            sha256 = hashlib.file_digest(opened, "sha256").hexdigest()
+        sha256 = file_checksum(file.path)
         path = part_file_path(file.part, shard, sha256, file.name)
         _put_data(store, request, path, file.path, sha256)
         entries.append(
@@ -347,19 +359,17 @@ def _put_data(store: Store, request: Request, path: str, content: Any, sha256: s
     stored = f"{artifact_folder(request.stage.kind, request.key)}/{path}"
     if store.storage.put_if_absent(stored, content):
         return
-    if hashlib.sha256(store.storage.read(stored)).hexdigest() != sha256:
+    if stored_checksum(store.storage, stored)[0] != sha256:
         raise corrupt(store.storage, stored, "its content does not fit its name")
 
 
 def _check_files(store: Store, request: Request, files: Sequence[FileEntry]) -> None:
-    folder = artifact_folder(request.stage.kind, request.key)
-    seen = set()
+    folder, storage = artifact_folder(request.stage.kind, request.key), store.storage
+    twice = [name for name, n in Counter((entry.table, entry.name) for entry in files).items() if n > 1]
+    if twice:
+        raise ValueError(f"two shards of {request.name} made the file {'/'.join(twice[0])}")
+    listed = {entry.path for entry in storage.entries(f"{folder}/data")}
     for entry in files:
-        if (entry.table, entry.name) in seen:
-            raise ValueError(f"two shards of {request.name} made the file {entry.table}/{entry.name}")
-        seen.add((entry.table, entry.name))
-        if not store.storage.exists(f"{folder}/{entry.path}"):
-            raise CorruptError(
-                f"{store.url}/{folder}/{entry.path} is gone, though a finished shard names it",
-                hint=f"delete the folder {folder} and run the same command again",
-            )
+        path = f"{folder}/{entry.path}"
+        if path not in listed and not storage.exists(path):
+            raise corrupt(storage, path, "it is gone, though a finished shard names it")

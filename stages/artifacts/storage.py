@@ -120,7 +120,7 @@ def open_storage(url: str, *, single_writer: bool = False) -> Storage:
         return MemoryStorage(rest)
     from stages.artifacts.storage_fsspec import FsspecStorage
 
-    return FsspecStorage(url, single_writer=single_writer)
+    return FsspecStorage(url)
 
 
 def check_exclusive(storage: Storage) -> bool:

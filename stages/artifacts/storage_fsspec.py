@@ -26,10 +26,11 @@ _MISSING_LIBRARY = {"s3": "pip install 'rollmill[s3]'", "gs": "pip install gcsfs
 class FsspecStorage(Storage):
     """A prefix of a bucket."""
 
-    def __init__(self, url: str, *, single_writer: bool = False):
+    def __init__(self, url: str):
         self.url = url.rstrip("/")
         self._scheme, _, self._root = self.url.partition("://")
-        self._single_writer = single_writer
+        if not self._root.split("/")[0]:
+            raise StoreError(f"the store URL {url} names no bucket", hint="write s3://BUCKET/PREFIX")
         self._connection: tuple[int, Any] | None = None
         self._fs  # noqa: B018  a missing library is told here and not at the first use
 

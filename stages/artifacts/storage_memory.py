@@ -20,6 +20,9 @@ class MemoryStorage(Storage):
         with _LOCK:
             self._objects = _SHELVES.setdefault(name, {})
 
+    def __reduce__(self) -> tuple[type, tuple[str]]:
+        return MemoryStorage, (self.url.removeprefix("memory://"),)
+
     def put_if_absent(self, path: str, data: bytes | Path) -> bool:
         if path.startswith("/") or ".." in path.split("/"):
             raise StoreError(f"the path {path!r} would leave the store {self.url}")
