@@ -3,15 +3,18 @@
 What lies in a store here got there through the real commit protocol, from stages that return given tables.
 """
 
+import secrets
+import time
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, ClassVar
 
 import pyarrow as pa
 
 from schemas.artifacts import IterationRecord, Manifest, RunEnd, RunRecord, ShardPlan
-from schemas.canonical import canonical_hash, canonical_json
+from schemas.canonical import canonical_hash, canonical_json, seed_from
 from schemas.config import ConfigModel
+from schemas.errors import InputError
 from stages.artifacts.code import code_version
 from stages.artifacts.commit import Request, materialise
 from stages.artifacts.layout import new_nonce
@@ -191,6 +194,77 @@ class Given(Stage[GivenConfig, NoExecution]):
                 files.append(FileOutput(part, name, path))
         n_rows = sum(table.num_rows for table in self._shards[index].values())
         return ShardOutput(self._shards[index], files, {"n_rows": n_rows})
+
+
+class NumbersConfig(ConfigModel):
+    """What the numbers are."""
+
+    n_shards: int = 3
+    n_rows: int = 4
+    """Rows a shard."""
+    by_chance: bool = False
+    """Whether every making of a shard gives other content, as sampling does on a real engine."""
+
+
+class NumbersExecution(ConfigModel):
+    """How they are made."""
+
+    log: str | None = None
+    """A file to which the id of each shard that is worked on is appended."""
+    pause_s: float = 0.0
+    """Waits in each shard before its work."""
+    fail_at: int | None = None
+    """Shard whose work raises."""
+    n_shards: int | None = None
+    """Overrides the number of shards, as a setting of the machine might; None: the config's."""
+
+
+class Numbers(Stage[NumbersConfig, NumbersExecution]):
+    """A stage that is quick and can be watched: each shard gives tasks, and a file that names them."""
+
+    name = "numbers"
+    kind = "tasks"
+    version = 1
+    stochastic = True
+    inputs: ClassVar[dict[str, InputSpec]] = {}
+    tables = ("tasks",)
+    Config = NumbersConfig
+    Execution = NumbersExecution
+
+    def check(self, inputs: Inputs, config: NumbersConfig, execution: NumbersExecution) -> None:
+        if config.n_rows < 1:
+            raise InputError("numbers: there are no rows to make")
+
+    def plan(
+        self, inputs: Inputs, config: NumbersConfig, execution: NumbersExecution, work: Work
+    ) -> list[dict[str, Any]]:
+        return [{"number": number} for number in range(execution.n_shards or config.n_shards)]
+
+    def work(
+        self, shard: ShardPlan, inputs: Inputs, config: NumbersConfig, execution: NumbersExecution, work: Work
+    ) -> ShardOutput:
+        time.sleep(execution.pause_s)
+        if execution.log is not None:
+            with open(execution.log, "a", encoding="utf-8") as log:
+                log.write(f"{shard.id}\n")
+        number = shard.spec["number"]
+        if number == execution.fail_at:
+            raise RuntimeError("the work failed")
+        mark = secrets.token_hex(8) if config.by_chance else str(seed_from(work.seed, work.draw, number))
+        rows = [row | {"task_id": f"s{number}-{row['task_id']}", "answer": mark} for row in task_rows(config.n_rows)]
+        note = work.scratch / "note"
+        note.write_text(mark)
+        work.progress(config.n_rows, config.n_rows)
+        return ShardOutput(
+            {"tasks": table_from_rows("tasks", rows)},
+            [FileOutput("page", f"note-{number}.txt", note)],
+            {"n_tasks": len(rows)},
+        )
+
+
+def numbers_request(seed: int = 7, draw: int = 0, execution: NumbersExecution | None = None, **config: Any) -> Request:
+    """Work of the ``Numbers`` stage."""
+    return Request(Numbers(), NumbersConfig(**config), execution or NumbersExecution(), {}, seed, draw)
 
 
 def given(

@@ -51,14 +51,25 @@ def s3_endpoint() -> Iterator[str]:
     server.stop()
 
 
-@pytest.fixture
-def s3_client(s3_endpoint: str, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """A plain S3 client for that server; the environment holds endpoint and credentials, as a user's would."""
+@pytest.fixture(scope="session")
+def _s3_session_client(s3_endpoint: str) -> Any:
     import boto3
 
+    return boto3.client(
+        "s3",
+        endpoint_url=s3_endpoint,
+        region_name=S3_ENVIRONMENT["AWS_DEFAULT_REGION"],
+        aws_access_key_id=S3_ENVIRONMENT["AWS_ACCESS_KEY_ID"],
+        aws_secret_access_key=S3_ENVIRONMENT["AWS_SECRET_ACCESS_KEY"],
+    )
+
+
+@pytest.fixture
+def s3_client(s3_endpoint: str, _s3_session_client: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A plain S3 client for that server; the environment holds endpoint and credentials, as a user's would."""
     for name, value in {**S3_ENVIRONMENT, "AWS_ENDPOINT_URL": s3_endpoint}.items():
         monkeypatch.setenv(name, value)
-    return boto3.client("s3")
+    return _s3_session_client
 
 
 @pytest.fixture

@@ -123,6 +123,17 @@ def open_storage(url: str, *, single_writer: bool = False) -> Storage:
     return FsspecStorage(url)
 
 
+def contained(path: str, url: str) -> str:
+    """``path`` itself, if it stays below the root.
+
+    Raises:
+        StoreError: it does not.
+    """
+    if path.startswith("/") or ".." in path.split("/"):
+        raise StoreError(f"the path {path!r} would leave the store {url}")
+    return path
+
+
 def check_exclusive(storage: Storage) -> bool:
     """Whether the storage keeps its promise: creates the same object twice, and the second time must fail.
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from schemas.errors import StoreError
-from stages.artifacts.storage import Entry, Storage
+from stages.artifacts.storage import Entry, Storage, contained
 
 CONNECT_TIMEOUT_S = 10
 READ_TIMEOUT_S = 60
@@ -126,9 +126,7 @@ class FsspecStorage(Storage):
         return os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION") or "us-east-1"
 
     def _at(self, path: str) -> str:
-        if path.startswith("/") or ".." in path.split("/"):
-            raise StoreError(f"the path {path!r} would leave the store {self.url}")
-        return f"{self._root}/{path}" if path else self._root
+        return f"{self._root}/{contained(path, self.url)}" if path else self._root
 
     @contextlib.contextmanager
     def _faults(self, action: str, path: str) -> Iterator[None]:

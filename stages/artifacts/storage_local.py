@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from schemas.errors import StoreError
-from stages.artifacts.storage import TEMPORARY, Entry, Storage
+from stages.artifacts.storage import TEMPORARY, Entry, Storage, contained
 
 _NO_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK}
 
@@ -114,9 +114,7 @@ class LocalStorage(Storage):
         return self._at(path), {}
 
     def _at(self, path: str) -> Path:
-        if path.startswith("/") or ".." in path.split("/"):
-            raise StoreError(f"the path {path!r} would leave the store {self.url}")
-        return self.root / path
+        return self.root / contained(path, self.url)
 
     def _put(self, temporary: Path, final: Path, data: bytes | Path) -> bool:
         if final.exists():

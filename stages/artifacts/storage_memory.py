@@ -5,8 +5,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from schemas.errors import StoreError
-from stages.artifacts.storage import Entry, Storage
+from stages.artifacts.storage import Entry, Storage, contained
 
 _LOCK = threading.Lock()
 _SHELVES: dict[str, dict[str, tuple[bytes, float]]] = {}
@@ -24,8 +23,7 @@ class MemoryStorage(Storage):
         return MemoryStorage, (self.url.removeprefix("memory://"),)
 
     def put_if_absent(self, path: str, data: bytes | Path) -> bool:
-        if path.startswith("/") or ".." in path.split("/"):
-            raise StoreError(f"the path {path!r} would leave the store {self.url}")
+        contained(path, self.url)
         content = data.read_bytes() if isinstance(data, Path) else bytes(data)
         with _LOCK:
             if path in self._objects:
@@ -35,7 +33,7 @@ class MemoryStorage(Storage):
 
     def read(self, path: str) -> bytes:
         try:
-            return self._objects[path][0]
+            return self._objects[contained(path, self.url)][0]
         except KeyError:
             raise FileNotFoundError(f"{self.url}/{path}") from None
 
@@ -43,7 +41,7 @@ class MemoryStorage(Storage):
         target.write_bytes(self.read(path))
 
     def exists(self, path: str) -> bool:
-        return path in self._objects
+        return contained(path, self.url) in self._objects
 
     def entries(self, folder: str) -> Iterator[Entry]:
         with _LOCK:
@@ -58,7 +56,7 @@ class MemoryStorage(Storage):
 
     def delete(self, path: str) -> None:
         with _LOCK:
-            self._objects.pop(path, None)
+            self._objects.pop(contained(path, self.url), None)
 
     def open_for_writing(self) -> None:
         pass
