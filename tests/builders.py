@@ -70,7 +70,7 @@ def episode_rows(task_ids: Sequence[str], samples: int = 2, **columns: Any) -> l
 
 
 def step_rows(
-    episode_ids: Sequence[str], *, response: str = "4", response_ids: Sequence[int] = (7, 8, 2), **columns: Any
+    episode_ids: Sequence[str], *, response: str | None = "4", response_ids: Sequence[int] = (7, 8, 2), **columns: Any
 ) -> list[dict[str, Any]]:
     """One model call an episode, of the trajectory ``default``; each sampled id has the logprob -0.5."""
     return [

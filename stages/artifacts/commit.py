@@ -77,7 +77,7 @@ class Request:
             raise ConfigError(f"the stage {self.stage.name} cannot make draw {self.draw}: it draws nothing at random")
         if self.stage.stochastic and self.seed is None:
             raise ConfigError(f"the stage {self.stage.name} draws at random and needs a seed")
-        refuse_credentials(self.config.model_dump(mode="json"), f"config of the stage {self.stage.name}")
+        refuse_credentials(self.config.model_dump(), f"config of the stage {self.stage.name}")
 
     @cached_property
     def key(self) -> str:

@@ -16,7 +16,7 @@ def refuse_credentials(values: Any, where: str, path: str = "") -> None:
     """Raises ConfigError where a setting is a credential or a URL that contains one."""
     for name, value in _items(values):
         inner = f"{path}.{name}" if path else str(name)
-        if isinstance(value, dict | list):
+        if isinstance(value, dict | list | tuple):
             refuse_credentials(value, where, inner)
         elif isinstance(value, str) and value and _blanked(str(name), value) != value:
             raise ConfigError(

@@ -58,7 +58,12 @@ def table_from_rows(name: str, rows: Sequence[Mapping[str, Any]]) -> pa.Table:
                 f"row {index} of {name}: missing {sorted(declared - row.keys())}, "
                 f"not declared {sorted(row.keys() - declared)}"
             )
-    columns = [pa.array([row[field.name] for row in rows], field.type) for field in spec.schema]
+    columns = []
+    for field in spec.schema:
+        try:
+            columns.append(_column([row[field.name] for row in rows], field.type))
+        except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
+            raise ValueError(f"{name}.{field.name} does not fit {field.type}: {error}") from None
     return checked(pa.Table.from_arrays(columns, schema=spec.schema), spec)
 
 
@@ -147,6 +152,12 @@ def row_group_bounds(table: pa.Table, spec: TableSpec) -> list[int]:
         part = (in_group + sizes - 1).clip(min=0) // ROW_GROUP_CELL_BYTES
         bounds.update(np.flatnonzero(np.diff(part, prepend=0)).tolist())
     return sorted(bounds)
+
+
+def _column(values: list[Any], type_: pa.DataType) -> pa.Array:
+    """Values as a column; ``pa.array`` alone would cut 1.5 down to 1 for an integer type."""
+    inner = type_.value_type if pa.types.is_large_list(type_) else type_
+    return pa.array(values).cast(type_) if pa.types.is_integer(inner) else pa.array(values, type_)
 
 
 def _compared_to_next(table: pa.Table, spec: TableSpec) -> np.ndarray:
