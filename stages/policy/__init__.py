@@ -1,0 +1,1 @@
+"""Makes policies: imports, initialises and warm-starts them, and updates them from rollouts and advantages."""

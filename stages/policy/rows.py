@@ -1,0 +1,135 @@
+"""Which stored model calls an update trains on: rollouts joined with advantages, by id."""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from schemas.errors import InputError
+from stages.artifacts.stage import Inputs
+from stages.policy.sequences import named
+
+if TYPE_CHECKING:
+    import polars as pl
+
+ID = ["episode_id", "trajectory"]
+CUT = ("truncated", "timeout")
+"""Status of an episode that was cut off: by a length limit, by a time limit."""
+
+
+@dataclass(frozen=True)
+class TrainingRows:
+    """The model calls of the trajectories to train on."""
+
+    steps: pa.Table
+    """As ``sequences_from_steps`` reads it."""
+    group_ids: list[str]
+    """By group number."""
+    counts: dict[str, int]
+    """Trajectories: in the advantages, kept, masked because their episode was cut off, trained."""
+    reward_mean: float | None
+    """Mean over every trajectory with a reward; None: there is none."""
+
+
+def training_rows(inputs: Inputs, *, mask_truncated: bool, needs_logprobs: bool) -> TrainingRows:
+    """Joins advantages and steps by (episode_id, trajectory).
+
+    Raises:
+        InputError: an advantage without its steps, or steps whose logprobs cannot be trained on.
+    """
+    import polars as pl
+
+    advantages = inputs.scan("advantages", "advantages").collect()
+    kept = advantages.filter("kept")
+    trained, n_masked = kept, 0
+    if mask_truncated:
+        cut = inputs.scan("rollouts", "episodes").filter(pl.col("status").is_in(CUT)).select("episode_id").collect()
+        trained = kept.join(cut, on="episode_id", how="anti")
+        n_masked = kept.height - trained.height
+    trained = (
+        trained.select(*ID, "group_id", "advantage", "token_advantages")
+        .sort(ID)
+        .with_columns(
+            trajectory_number=pl.int_range(pl.len(), dtype=pl.Int64),
+            group_number=pl.col("group_id").rank("dense").cast(pl.Int64) - 1,
+        )
+    )
+    columns = ["step_index", "prefix_length", "prompt_ids", "response_ids", "logprobs"]
+    sampling = ["logprob_mode", "temperature", "top_p", "top_k"]
+    steps = (
+        inputs.scan("rollouts", "steps")
+        .select(*ID, *columns, *sampling)
+        .join(trained.lazy(), on=ID, how="inner")
+        .sort("trajectory_number", "step_index")
+        .collect()
+    )
+    _check_every_advantage_has_steps(trained, steps)
+    return TrainingRows(
+        steps=_with_temperature(steps, needs_logprobs),
+        group_ids=trained["group_id"].unique().sort().to_list(),
+        counts={
+            "trajectories": advantages.height,
+            "trajectories_kept": kept.height,
+            "trajectories_masked": n_masked,
+            "trajectories_trained": trained.height,
+        },
+        reward_mean=_reward_mean(advantages),
+    )
+
+
+def _check_every_advantage_has_steps(trained: "pl.DataFrame", steps: "pl.DataFrame") -> None:
+    missing = trained.join(steps.select(ID), on=ID, how="anti").select(ID).to_arrow()
+    if missing.num_rows:
+        who = named(missing, np.ones(missing.num_rows, dtype=bool))
+        raise InputError(
+            f"the advantages name trajectories that the rollouts do not have: {who}",
+            hint="give the rollouts that the advantages were computed from",
+        )
+    empty = trained.filter(trained["advantage"].is_null() & trained["token_advantages"].is_null()).to_arrow()
+    if empty.num_rows:
+        who = named(empty, np.ones(empty.num_rows, dtype=bool))
+        raise InputError(f"the advantages keep trajectories without an advantage: {who}")
+
+
+def _with_temperature(steps: "pl.DataFrame", needs_logprobs: bool) -> pa.Table:
+    """The steps with ``temperature`` as what the trainer's logits must be divided by: 1 for raw logprobs."""
+    table = steps.to_arrow()
+    ones = pa.array(np.ones(table.num_rows))
+    if needs_logprobs:
+        processed = pc.equal(table["logprob_mode"], "processed")
+        problems = {
+            "have no logprobs": pc.or_kleene(pc.is_null(table["logprobs"]), pc.is_null(table["logprob_mode"])),
+            "were sampled greedily and have processed logprobs": pc.and_(
+                processed, pc.fill_null(pc.less_equal(table["temperature"], 0), False)
+            ),
+            "have processed logprobs at a temperature that is not known": pc.and_(
+                processed, pc.is_null(table["temperature"])
+            ),
+            "have processed logprobs of a distribution cut by top_p": pc.and_(
+                processed, pc.fill_null(pc.less(table["top_p"], 1), True)
+            ),
+            "have processed logprobs of a distribution cut by top_k": pc.and_(
+                processed, pc.fill_null(pc.greater(table["top_k"], 0), False)
+            ),
+        }
+        for what, rows in problems.items():
+            marked = np.asarray(pc.fill_null(rows, False))
+            if marked.any():
+                raise InputError(
+                    f"rollouts that cannot be trained on: {named(table, marked)} {what}",
+                    hint="let the engine store raw logprobs, or train with objective=cross_entropy",
+                )
+        ones = pc.if_else(processed, table["temperature"], ones)
+    index = table.schema.get_field_index("temperature")
+    return table.set_column(index, "temperature", ones)
+
+
+def _reward_mean(advantages: "pl.DataFrame") -> float | None:
+    """From the groups' means and sizes, so that rewards need not be read."""
+    import polars as pl
+
+    groups = advantages.filter(pl.col("group_mean").is_not_null()).unique("group_id")
+    n_rewards = groups["group_size"].sum()
+    return float((groups["group_mean"] * groups["group_size"]).sum() / n_rewards) if n_rewards else None
