@@ -24,9 +24,11 @@ class StoredInputs(Inputs):
     def manifests(self, name: str) -> list[Manifest]:
         return list(self._manifests.get(name, []))
 
-    def scan(self, name: str, table: str, *, shards: Sequence[str] | None = None) -> "pl.LazyFrame":
+    def scan(
+        self, name: str, table: str, *, artifact: Manifest | None = None, shards: Sequence[str] | None = None
+    ) -> "pl.LazyFrame":
         files = []
-        for manifest in self.manifests(name):
+        for manifest in self.manifests(name) if artifact is None else [artifact]:
             check_readable(manifest, table)
             chosen = [e for e in manifest.table_files(table) if shards is None or e.shard in shards]
             files += [cache.verified_file(self._storage, manifest, entry) for entry in chosen]

@@ -39,10 +39,13 @@ class Inputs(ABC):
         """All artifacts given for the input ``name``, in order; empty where an optional one was not given."""
 
     @abstractmethod
-    def scan(self, name: str, table: str, *, shards: Sequence[str] | None = None) -> "pl.LazyFrame":
+    def scan(
+        self, name: str, table: str, *, artifact: Manifest | None = None, shards: Sequence[str] | None = None
+    ) -> "pl.LazyFrame":
         """The rows of one table over all artifacts given for ``name``.
 
         Args:
+            artifact: read only this one of the artifacts given; None: all.
             shards: read only the files that these shards made (``FileEntry.shard``), so that a stage can follow
                 its input's files with bounded memory; None: all.
         Returns:

@@ -18,7 +18,7 @@ class NoInputs(Inputs):
     def manifests(self, name):
         return []
 
-    def scan(self, name, table, *, shards=None):
+    def scan(self, name, table, *, artifact=None, shards=None):
         raise KeyError(name)
 
     def folder(self, name, part):
