@@ -1,0 +1,1 @@
+"""Stage rollouts: an agent attempts each task several times with a policy; every model call is recorded."""

@@ -1,0 +1,162 @@
+"""Text on one side, token ids on the other: the policy's tokenizer with its own chat template.
+
+Rendering and encoding are separate steps, so that a session can continue from sampled ids and encode
+only the text that is new.
+"""
+
+import hashlib
+import json
+import threading
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import numpy as np
+
+from schemas.canonical import canonical_json
+from schemas.errors import InputError, RollmillError
+from stages.rollouts.checkpoint import end_token_ids, model_config
+
+Messages = list[dict[str, Any]]
+
+_FILES = ("config.json", "generation_config.json", "tokenizer*", "chat_template*", "special_tokens_map.json", "vocab*",
+          "merges*", "added_tokens.json")  # fmt: skip
+_ANSWER = "ANSWER"
+_KEPT = 8
+_LOADED: "dict[str, ChatTemplate]" = {}
+"""By the content of the small files; the last few."""
+
+
+class TemplateRefused(RollmillError):
+    """The chat template does not accept a list of messages."""
+
+
+class ChatTemplate:
+    """Renders, encodes and decodes for one policy. Build with ``chat_template_in``."""
+
+    def __init__(self, tokenizer: Any, end_ids: set[int]):
+        self._tokenizer = tokenizer
+        self._turn = threading.Lock()
+        if tokenizer.eos_token_id is not None:
+            end_ids = end_ids | {tokenizer.eos_token_id}
+        self._anchor = tokenizer.eos_token or ""
+        self.stop_token_ids = tuple(sorted(end_ids | self._closing_ids()))
+        """Ids that end an answer: as the model's files say, and the special token with which the template closes it."""
+        self._opening = lru_cache(maxsize=512)(self._rendered_and_encoded)
+
+    def opening(self, messages: Messages) -> tuple[str, np.ndarray]:
+        """The first prompt of a conversation as text and as ids; attempts at one task share the work."""
+        return self._opening(canonical_json(messages))
+
+    def render(self, messages: Messages) -> str:
+        """The prompt for the next answer, as text.
+
+        Raises:
+            TemplateRefused: the template does not accept these messages.
+        """
+        try:
+            text: str = self._tokenizer.apply_chat_template(
+                [_with_text(message) for message in messages], add_generation_prompt=True, tokenize=False
+            )
+        except (jinja2.TemplateError, TypeError, KeyError, AttributeError) as error:
+            raise TemplateRefused(f"the policy's chat template does not accept these messages: {error}") from error
+        return text
+
+    def encode(self, text: str) -> np.ndarray:
+        """The ids of rendered text, int32. Nothing is added: the template has written what begins a sequence."""
+        with self._turn:
+            return np.asarray(self._tokenizer.encode(text, add_special_tokens=False), dtype=np.int32)
+
+    def encode_after(self, token_id: int | None, text: str) -> np.ndarray:
+        """The ids of text that follows a special token (the usual end of an answer where None is given)."""
+        anchor = self._anchor if token_id is None else self.token_text(token_id)
+        ids = self.encode(anchor + text)
+        if anchor and len(ids) and self.token_text(int(ids[0])) == anchor:
+            return ids[1:]
+        return self.encode(text)
+
+    def decode(self, ids: np.ndarray) -> str:
+        """The text of sampled ids, without special tokens."""
+        text: str = self._tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        return text
+
+    def token_text(self, token_id: int) -> str:
+        """How a token is written in rendered text."""
+        text: str = self._tokenizer.decode([token_id], skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        return text
+
+    def token_id(self, text: str) -> int:
+        """The id of a text that is one token.
+
+        Raises:
+            InputError: it is not.
+        """
+        ids = self.encode_after(None, text)
+        if len(ids) != 1:
+            raise InputError(f"the stop text {text!r} is {len(ids)} tokens of this policy, and only one can be a stop")
+        return int(ids[0])
+
+    def _rendered_and_encoded(self, messages_json: str) -> tuple[str, np.ndarray]:
+        text = self.render(json.loads(messages_json))
+        return text, self.encode(text)
+
+    def _closing_ids(self) -> set[int]:
+        messages = [{"role": "user", "content": "QUESTION"}, {"role": "assistant", "content": _ANSWER}]
+        try:
+            text = self._tokenizer.apply_chat_template(messages, add_generation_prompt=False, tokenize=False)
+        except Exception:  # a template may refuse anything; then it tells no closing token
+            return set()
+        ids = self.encode_after(None, text.rpartition(_ANSWER)[2])
+        return {int(ids[0])} & set(self._tokenizer.all_special_ids) if len(ids) else set()
+
+
+def chat_template_in(folder: Path) -> ChatTemplate:
+    """The tokenizer and chat template of a policy; kept in memory for policies that share them.
+
+    Raises:
+        InputError: the policy has no tokenizer or no chat template, or they do not fit the model.
+    """
+    hasher = hashlib.sha256()
+    for path in sorted({path for pattern in _FILES for path in folder.glob(pattern)}):
+        hasher.update(path.name.encode() + b"\0" + path.read_bytes())
+    content = hasher.hexdigest()
+    if content not in _LOADED:
+        while len(_LOADED) >= _KEPT:
+            _LOADED.pop(next(iter(_LOADED)))
+        _LOADED[content] = _loaded(folder)
+    return _LOADED[content]
+
+
+def _loaded(path: Path) -> ChatTemplate:
+    from transformers import AutoTokenizer
+
+    if not any((path / name).exists() for name in ("tokenizer.json", "tokenizer.model", "vocab.json")):
+        raise InputError("the policy has no tokenizer (tokenizer.json)", hint="import the whole checkpoint folder")
+    try:
+        tokenizer: Any = AutoTokenizer.from_pretrained(path, local_files_only=True)
+    except (OSError, ValueError, KeyError, ImportError) as error:
+        raise InputError(f"the policy's tokenizer cannot be loaded: {error}") from error
+    if not tokenizer.chat_template:
+        raise InputError(
+            "the policy has no chat template",
+            hint="put a chat_template.jinja into the checkpoint folder before importing it",
+        )
+    config = model_config(path)
+    vocabulary = {**config, **config.get("text_config", {})}.get("vocab_size")
+    if isinstance(vocabulary, int) and len(tokenizer) > vocabulary:
+        raise InputError(f"the policy's tokenizer has {len(tokenizer)} ids, and its model only {vocabulary}")
+    return ChatTemplate(tokenizer, end_token_ids(path))
+
+
+def _with_text(message: dict[str, Any]) -> dict[str, Any]:
+    """The message with its content parts joined to a text, which is what text models' templates expect."""
+    content = message.get("content")
+    if not isinstance(content, list):
+        return message
+    kinds = {part.get("type") for part in content}
+    if kinds - {"text"}:
+        raise TemplateRefused(
+            f"the policy takes text only, and a message has parts of type {', '.join(map(str, kinds))}"
+        )
+    return {**message, "content": "\n".join(part["text"] for part in content)}

@@ -1,0 +1,112 @@
+"""Settings of the rollouts stage.
+
+What changes the samples is config; what only changes how they are made is execution.
+"""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field
+
+from schemas.config import ConfigModel, nearest
+
+
+class Sampling(ConfigModel):
+    """How the policy's next token is chosen."""
+
+    temperature: float = Field(default=1.0, ge=0, le=100)
+    """0 is greedy."""
+    top_p: float = Field(default=1.0, gt=0, le=1)
+    """Nucleus mass, applied after ``top_k``; 1 keeps all."""
+    top_k: int | None = Field(default=None, ge=1)
+    """Candidates kept. None: no limit."""
+    max_tokens: int = Field(default=256, ge=1)
+    """Sampled tokens a model call at most; fewer where the policy's context ends, and then with finish reason
+    ``length``."""
+    stop: list[str] = Field(default_factory=list)
+    """Texts that are one token of the policy each, at which an answer ends, besides the policy's own end tokens."""
+
+
+class Batch(ConfigModel):
+    """A part of the tasks: the ``index``-th batch of a stream in which each epoch holds every task once, shuffled."""
+
+    size: int = Field(ge=1)
+    """Tasks."""
+    index: int = Field(default=0, ge=0)
+    """Counts on over epochs; an epoch's last tasks that fill no batch wait for the next epoch."""
+
+
+class TransformersConfig(ConfigModel):
+    """The in-process engine."""
+
+    type: Literal["transformers"] = "transformers"
+    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    """Number format of weights and activations."""
+
+
+class ScriptedConfig(ConfigModel):
+    """An engine without a model, for tests and for measuring all that is not sampling."""
+
+    type: Literal["scripted"]
+    replies: list[list[int]] = Field(default_factory=list)
+    """Answers as token ids, chosen by the call's seed. Empty: ids drawn uniformly from the vocabulary."""
+    n_tokens: int = Field(default=64, ge=1)
+    """Length of a drawn answer."""
+
+
+ENGINE_TYPES = ("transformers", "scripted")
+
+
+def _known_engine(value: Any) -> Any:
+    kind = value.get("type", "transformers") if isinstance(value, dict) else getattr(value, "type", None)
+    if kind not in ENGINE_TYPES:
+        raise ValueError(f"unknown engine {kind!r}: {nearest(str(kind), list(ENGINE_TYPES))}")
+    return {"type": kind, **value} if isinstance(value, dict) else value
+
+
+EngineConfig = Annotated[
+    Annotated[TransformersConfig | ScriptedConfig, Field(discriminator="type")], BeforeValidator(_known_engine)
+]
+
+
+class RolloutsConfig(ConfigModel):
+    """What the rollouts are."""
+
+    agent: str | None = None
+    """Built in (``single_turn``), or ``module:function`` or ``path/file.py:function``. None: the agent that each task
+    names (built-in ones only), and ``single_turn`` where it names none."""
+    agent_version: str | None = None
+    """Version of the agent's code. None: filled in when the stage's settings are resolved."""
+    agent_config: dict[str, Any] = Field(default_factory=dict)
+    """The agent's own settings; it gets them as ``config.metadata``."""
+    n: int = Field(default=1, ge=1, le=65_536)
+    """Attempts at each task."""
+    sampling: Sampling = Sampling()
+    batch: Batch | None = None
+    """Which tasks. None: all."""
+    max_turns: int | None = Field(default=None, ge=1)
+    """Model calls of one trajectory at most; one more ends the episode with status ``max_turns``. None: no limit."""
+    episode_time_limit_s: float | None = Field(default=None, gt=0)
+    """Wall time of an episode, seconds; then it ends with status ``timeout`` and keeps its finished calls. None: no
+    limit."""
+    is_validation: bool = False
+    """Told to the agent: the episodes are for evaluation."""
+    engine: EngineConfig = TransformersConfig()
+    """What samples."""
+
+
+class RolloutsExecution(ConfigModel):
+    """How the rollouts are made."""
+
+    shard_tasks: int = Field(default=64, ge=1)
+    """Tasks a shard. A finished shard is on the shelf and survives whatever comes."""
+    max_concurrency: int = Field(default=256, ge=1)
+    """Episodes in flight."""
+    max_batch: int = Field(default=64, ge=1)
+    """Sequences that the transformers engine samples at once."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Of the transformers engine. auto: the GPU where there is one."""
+    threads: int | None = Field(default=None, ge=1)
+    """CPU threads of the transformers engine. None: torch's default."""
+    probe_tolerance: float = Field(default=1e-3, gt=0)
+    """Largest absolute difference between the engine's and the trainer's logprobs of the policy's probe; float32
+    reaches about 1e-6, bfloat16 about 1e-1."""

@@ -1,0 +1,53 @@
+"""Engines by name. One of each kind and settings lives in a process and stays warm between uses."""
+
+import atexit
+import threading
+from collections.abc import Callable
+
+from schemas.canonical import canonical_hash
+from stages.rollouts.config import EngineConfig, RolloutsExecution, ScriptedConfig, TransformersConfig
+from stages.rollouts.engines.base import Engine
+
+
+def _transformers(config: TransformersConfig, execution: RolloutsExecution) -> Engine:
+    from stages.rollouts.engines.transformers import TransformersEngine
+
+    return TransformersEngine(
+        dtype=config.dtype,
+        device=execution.device,
+        threads=execution.threads,
+        max_batch=execution.max_batch,
+        probe_tolerance=execution.probe_tolerance,
+    )
+
+
+def _scripted(config: ScriptedConfig, execution: RolloutsExecution) -> Engine:
+    from stages.rollouts.engines.scripted import ScriptedEngine, drawn_ids, replies_by_seed
+
+    return ScriptedEngine(replies_by_seed(config.replies) if config.replies else drawn_ids(config.n_tokens))
+
+
+ENGINES: dict[str, Callable[..., Engine]] = {"transformers": _transformers, "scripted": _scripted}
+
+_RUNNING: dict[str, Engine] = {}
+_GATE = threading.Lock()
+
+
+def engine_for(config: EngineConfig, execution: RolloutsExecution) -> Engine:
+    """The engine of this process for these settings, started where there is none."""
+    relevant = execution.model_dump(include={"max_batch", "device", "threads", "probe_tolerance"})
+    key = canonical_hash([config, relevant])
+    with _GATE:
+        if key not in _RUNNING:
+            _RUNNING[key] = ENGINES[config.type](config, execution)
+        return _RUNNING[key]
+
+
+def close_engines() -> None:
+    """Ends all engines of this process; the next use starts a new one."""
+    with _GATE:
+        while _RUNNING:
+            _RUNNING.popitem()[1].close()
+
+
+atexit.register(close_engines)

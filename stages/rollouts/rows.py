@@ -1,0 +1,76 @@
+"""Finished episodes as rows of the ``episodes`` and ``steps`` tables."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from schemas.canonical import canonical_json
+from schemas.tables import EPISODES, STEPS
+from stages.rollouts.episodes import EpisodeRecord
+
+
+def episodes_table(episodes: Sequence[EpisodeRecord], policy_id: str) -> pa.Table:
+    """One row an episode, sorted by id."""
+    rows = [
+        {
+            "episode_id": episode.attempt.episode_id,
+            "task_id": episode.attempt.task.id,
+            "rollout_index": episode.attempt.rollout_index,
+            "agent": episode.agent,
+            "status": episode.status,
+            "error_kind": episode.error_kind,
+            "error": episode.error,
+            "artifacts": episode.artifacts,
+            "seed": episode.attempt.seed,
+            "started_at": episode.started_at,
+            "duration_s": episode.duration_s,
+            "n_steps": len(episode.steps),
+            "prompt_tokens": sum(step.prompt_tokens for step in episode.steps),
+            "response_tokens": sum(len(step.generation.response_ids) for step in episode.steps),
+        }
+        for episode in sorted(episodes, key=lambda episode: episode.attempt.episode_id)
+    ]
+    return pa.Table.from_pylist(rows, schema=EPISODES.schema)
+
+
+def steps_table(episodes: Sequence[EpisodeRecord], logprob_mode: str) -> pa.Table:
+    """One row a model call, sorted by episode, trajectory and step."""
+    found = sorted(
+        ((episode.attempt.episode_id, step) for episode in episodes for step in episode.steps),
+        key=lambda item: (item[0], item[1].trajectory, item[1].step_index),
+    )
+    columns: dict[str, Any] = {
+        "episode_id": [episode_id for episode_id, _ in found],
+        "trajectory": [step.trajectory for _, step in found],
+        "step_index": [step.step_index for _, step in found],
+        "finish_reason": [step.generation.finish_reason for _, step in found],
+        "policy_id": [step.generation.policy_id for _, step in found],
+        "logprob_mode": [logprob_mode] * len(found),
+        "temperature": [step.sampling.temperature for _, step in found],
+        "top_p": [step.sampling.top_p for _, step in found],
+        "top_k": [step.sampling.top_k for _, step in found],
+        "seed": [step.seed for _, step in found],
+        "started_at": [step.generation.started_at for _, step in found],
+        "latency_s": [step.generation.latency_s for _, step in found],
+        "worker": [step.generation.worker for _, step in found],
+        "prefix_length": [step.prefix_length for _, step in found],
+        "messages": [canonical_json(step.messages) for _, step in found],
+        "response": [step.response for _, step in found],
+        "reasoning": [None] * len(found),
+        "tool_calls": [None] * len(found),
+        "prompt_ids": [step.prompt_ids for _, step in found],
+        "response_ids": [step.generation.response_ids for _, step in found],
+        "logprobs": [step.generation.logprobs for _, step in found],
+    }
+    return pa.table([_column(columns[field.name], field) for field in STEPS.schema], schema=STEPS.schema)
+
+
+def _column(values: list[Any], field: "pa.Field[Any]") -> pa.Array:
+    if not pa.types.is_large_list(field.type):
+        return pa.array(values, type=field.type)
+    offsets = np.concatenate([[0], np.cumsum([len(value) for value in values], dtype=np.int64)])
+    flat = np.concatenate(values) if values else np.zeros(0)
+    elements = pa.array(flat.astype(field.type.value_type.to_pandas_dtype(), copy=False))
+    return pa.LargeListArray.from_arrays(pa.array(offsets, type=pa.int64()), elements, type=field.type)

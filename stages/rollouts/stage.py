@@ -1,0 +1,245 @@
+"""The rollouts stage: an agent attempts each task ``n`` times with a policy; every model call is recorded.
+
+A shard is a few tasks with all their attempts. Ids and seeds derive from the task and the attempt, so
+the same samples come out however the work is cut, ordered or resumed.
+"""
+
+import time
+from collections.abc import Iterable, Iterator
+from typing import Any, ClassVar
+
+from schemas.artifacts import Receipt, ShardPlan
+from schemas.canonical import canonical_hash, seed_from
+from schemas.config import nearest
+from schemas.errors import ConfigError, InputError
+from schemas.loading import is_user_code
+from schemas.records import Task
+from stages.artifacts.stage import Inputs, InputSpec, ShardOutput, Stage, Work
+from stages.rollouts.agents import FIRST_MESSAGES, SETTINGS, agent_named, agent_version
+from stages.rollouts.config import RolloutsConfig, RolloutsExecution
+from stages.rollouts.selection import selected
+
+_DEFAULT_AGENT = "single_turn"
+_LISTED = 3
+"""Tasks that a message names at most."""
+
+
+class RolloutsStage(Stage[RolloutsConfig, RolloutsExecution]):
+    """Attempts at tasks, as rows of ``episodes`` and ``steps``."""
+
+    name: ClassVar[str] = "rollouts"
+    kind: ClassVar[str] = "rollouts"
+    version: ClassVar[int] = 1
+    stochastic: ClassVar[bool] = True
+    inputs: ClassVar[dict[str, InputSpec]] = {"tasks": InputSpec("tasks"), "policy": InputSpec("policy")}
+    tables: ClassVar[tuple[str, ...]] = ("episodes", "steps")
+    Config: ClassVar[type[RolloutsConfig]] = RolloutsConfig
+    Execution: ClassVar[type[RolloutsExecution]] = RolloutsExecution
+
+    def resolve(self, config: RolloutsConfig, execution: RolloutsExecution) -> RolloutsConfig:
+        """Fills in the version of the agent's code."""
+        version = "built-in" if config.agent is None else agent_version(config.agent)
+        return config.model_copy(update={"agent_version": version})
+
+    def check(self, inputs: Inputs, config: RolloutsConfig, execution: RolloutsExecution) -> None:
+        from stages.rollouts.chat_template import chat_template_in
+
+        names = [config.agent] if config.agent is not None else _agents_of_tasks(inputs)
+        for name in names:
+            agent_named(name)
+            for unknown in sorted(set(config.agent_config) - SETTINGS.get(name, set(config.agent_config))):
+                raise ConfigError(
+                    f"agent {name} has no setting {unknown!r}", hint=nearest(unknown, list(SETTINGS[name]))
+                )
+        if config.n > 1 and config.sampling.temperature == 0 and names == [_DEFAULT_AGENT]:
+            raise ConfigError(
+                f"{config.n} attempts at temperature 0 would all be the same",
+                hint="raise sampling.temperature, or set n=1",
+            )
+        template = chat_template_in(inputs.folder("policy", "checkpoint"))
+        for text in config.sampling.stop:
+            template.token_id(text)
+        _probe(inputs)
+
+    def plan(
+        self, inputs: Inputs, config: RolloutsConfig, execution: RolloutsExecution, work: Work
+    ) -> list[dict[str, Any]]:
+        task_ids = _selected_ids(inputs, config, work)
+        _refuse_long_prompts(inputs, config, task_ids)
+        size = execution.shard_tasks
+        return [{"task_ids": task_ids[start : start + size]} for start in range(0, len(task_ids), size)]
+
+    def work(
+        self, shard: ShardPlan, inputs: Inputs, config: RolloutsConfig, execution: RolloutsExecution, work: Work
+    ) -> ShardOutput:
+        from stages.rollouts.engines import engine_for
+        from stages.rollouts.episodes import EpisodeRecord, run_attempts
+        from stages.rollouts.rows import episodes_table, steps_table
+
+        tasks = list(_tasks(inputs, shard.spec["task_ids"]))
+        policy = _policy(inputs)
+        episodes: list[EpisodeRecord] = []
+        total = len(tasks) * config.n
+
+        def finished(episode: EpisodeRecord) -> None:
+            episodes.append(episode)
+            work.progress(len(episodes), total)
+
+        engine = engine_for(config.engine, execution)
+        with engine.serving(policy):
+            began = time.perf_counter()
+            setting = _setting(inputs, config, engine, policy)
+            run_attempts(_attempts(tasks, config, work), setting, execution.max_concurrency, finished)
+            sampling_s = time.perf_counter() - began
+        steps = steps_table(episodes, engine.logprob_mode)
+        table = episodes_table(episodes, policy.policy_id)
+        return ShardOutput({"episodes": table, "steps": steps}, summary=_summary(tasks, episodes, sampling_s))
+
+    def summarise(self, receipts: Iterable[Receipt]) -> dict[str, Any]:
+        total: dict[str, Any] = {}
+        status: dict[str, int] = {}
+        for receipt in receipts:
+            for name, value in receipt.summary.items():
+                if name == "status":
+                    for word, count in value.items():
+                        status[word] = status.get(word, 0) + count
+                elif name != "tokens_per_s":
+                    total[name] = total.get(name, 0) + value
+        rate = total["response_tokens"] / total["sampling_s"] if total.get("sampling_s") else None
+        return {**total, "tokens_per_s": rate, "status": dict(sorted(status.items()))}
+
+
+def _agents_of_tasks(inputs: Inputs) -> list[str]:
+    """The agents that the tasks ask for, with the default for those that ask for none."""
+    named = inputs.scan("tasks", "tasks").select("agent").unique().collect()["agent"].to_list()
+    for name in filter(None, named):
+        if is_user_code(name):
+            raise ConfigError(
+                f"the tasks name the agent {name!r}, and code is only run where a config names it",
+                hint=f"set rollouts.agent={name}",
+            )
+    return sorted({name or _DEFAULT_AGENT for name in named})
+
+
+def _selected_ids(inputs: Inputs, config: RolloutsConfig, work: Work) -> list[str]:
+    task_ids = inputs.scan("tasks", "tasks").select("task_id").collect()["task_id"].to_list()
+    if not task_ids:
+        raise InputError("there are no tasks to attempt")
+    return selected(task_ids, config.batch, work.seed or 0)
+
+
+def _tasks(inputs: Inputs, task_ids: list[str]) -> Iterator[Task]:
+    import polars as pl
+
+    found = inputs.scan("tasks", "tasks").filter(
+        pl.col("task_id").is_between(min(task_ids), max(task_ids)), pl.col("task_id").is_in(task_ids)
+    )
+    return map(Task.from_row, found.sort("task_id").collect().iter_rows(named=True))
+
+
+def _attempts(tasks: list[Task], config: RolloutsConfig, work: Work) -> Iterator[Any]:
+    """All attempts, those at one task next to each other, so that the engine computes their prompt once."""
+    from stages.rollouts.episodes import Attempt
+
+    batch_index = config.batch.index if config.batch else 0
+    for task in tasks:
+        name = config.agent or task.agent or _DEFAULT_AGENT
+        agent = agent_named(name)
+        for rollout_index in range(config.n):
+            yield Attempt(
+                episode_id=canonical_hash([work.key, task.id, rollout_index])[:32],
+                task=task,
+                rollout_index=rollout_index,
+                seed=seed_from(work.seed, work.draw, batch_index, task.id, rollout_index),
+                agent_name=name,
+                agent=agent,
+            )
+
+
+def _policy(inputs: Inputs) -> Any:
+    from stages.rollouts.engines.base import PolicyFiles
+
+    folder = inputs.folder("policy", "checkpoint")
+    return PolicyFiles(inputs.manifest("policy").key, folder, _probe(inputs))
+
+
+def _probe(inputs: Inputs) -> Any:
+    from stages.rollouts.engines.base import Probe
+
+    frame = inputs.scan("policy", "probe").sort("probe_id").collect()
+    if not len(frame):
+        raise InputError("the policy has no probe, so no engine can be checked against it")
+    ids = [row.to_numpy() for row in frame["ids"]]
+    return Probe(ids=ids, logprobs=[row.to_numpy() for row in frame["logprobs"]])
+
+
+def _setting(inputs: Inputs, config: RolloutsConfig, engine: Any, policy: Any) -> Any:
+    from stages.rollouts.chat_template import chat_template_in
+    from stages.rollouts.engines.base import SamplingParams
+    from stages.rollouts.episodes import Setting
+
+    template = chat_template_in(policy.folder)
+    sampling = config.sampling
+    stops = {*template.stop_token_ids, *map(template.token_id, sampling.stop)}
+    return Setting(
+        engine=engine,
+        template=template,
+        policy_id=policy.policy_id,
+        sampling=SamplingParams(
+            sampling.temperature, sampling.top_p, sampling.top_k, sampling.max_tokens, tuple(sorted(stops))
+        ),
+        agent_config=config.agent_config,
+        max_turns=config.max_turns,
+        time_limit_s=config.episode_time_limit_s,
+        is_validation=config.is_validation,
+    )
+
+
+def _refuse_long_prompts(inputs: Inputs, config: RolloutsConfig, task_ids: list[str]) -> None:
+    """Refuses tasks whose first prompt leaves no room for an answer, where the agent's first prompt can be told."""
+    import polars as pl
+
+    from stages.rollouts.chat_template import chat_template_in
+    from stages.rollouts.checkpoint import context_length_of
+
+    folder = inputs.folder("policy", "checkpoint")
+    template, context = chat_template_in(folder), context_length_of(folder)
+
+    def length(task: Task) -> int:
+        first = FIRST_MESSAGES.get(config.agent or task.agent or _DEFAULT_AGENT)
+        return len(template.opening(first(task, config.agent_config))[1]) if first else 0
+
+    # A token of text is at least one byte, so most tasks need not be encoded to know that they fit.
+    names = [config.agent] if config.agent is not None else list(FIRST_MESSAGES)
+    around = max(length(Task(id="", instruction="", agent=name)) for name in names)
+    suspects = inputs.scan("tasks", "tasks").filter(
+        pl.col("instruction").str.len_bytes() + around >= context, pl.col("task_id").is_in(task_ids)
+    )
+    lengths = {task.id: length(task) for task in map(Task.from_row, suspects.collect().iter_rows(named=True))}
+    found = sorted((task_id, n) for task_id, n in lengths.items() if n >= context)
+    if found:
+        listed = ", ".join(f"{task_id} ({n})" for task_id, n in found[:_LISTED])
+        more = f" and {len(found) - _LISTED} more" if len(found) > _LISTED else ""
+        raise InputError(
+            f"the policy's context of {context} tokens has no room for the prompt and an answer of task {listed}{more}",
+            hint="leave these tasks out, shorten their instruction, or take a policy with a longer context",
+        )
+
+
+def _summary(tasks: list[Task], episodes: list[Any], sampling_s: float) -> dict[str, Any]:
+    steps = [step for episode in episodes for step in episode.steps]
+    n_tokens = sum(len(step.generation.response_ids) for step in steps)
+    words = sorted({episode.status for episode in episodes})
+    return {
+        "n_tasks": len(tasks),
+        "n_episodes": len(episodes),
+        "n_steps": len(steps),
+        "prompt_tokens": sum(step.prompt_tokens for step in steps),
+        "response_tokens": n_tokens,
+        "sampling_s": sampling_s,
+        "tokens_per_s": n_tokens / sampling_s if sampling_s else None,
+        "status": {word: sum(episode.status == word for episode in episodes) for word in words},
+    }
+
+
+STAGE = RolloutsStage()
