@@ -35,7 +35,12 @@ def stored_checksum(storage: Storage, path: str) -> tuple[str, int]:
 
 def each(storage: Storage, function: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]:
     """``function`` of every item, in order; side by side unless the storage is a local folder."""
-    if len(items) < 2 or storage.local_path("x") is not None:
+    return side_by_side(function, items, 1 if storage.local_path("x") is not None else N_REMOTE_CALLS)
+
+
+def side_by_side(function: Callable[[Item], Result], items: Sequence[Item], n_threads: int) -> list[Result]:
+    """``function`` of every item, in order, in up to ``n_threads`` threads."""
+    if len(items) < 2 or n_threads < 2:
         return [function(item) for item in items]
-    with ThreadPoolExecutor(min(N_REMOTE_CALLS, len(items))) as pool:
+    with ThreadPoolExecutor(min(n_threads, len(items))) as pool:
         return list(pool.map(function, items))

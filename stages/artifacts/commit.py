@@ -4,7 +4,7 @@ Manifest there: done. Else the plan is put, then each shard's files and receipt,
 object is created once; who comes second adopts what the first one put. Bytes are complete before they are put.
 """
 
-import hashlib
+import os
 import platform
 import tempfile
 import time
@@ -14,15 +14,14 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from schemas.artifacts import FORMAT_VERSION, FileEntry, Manifest, Plan, Receipt, ShardPlan
 from schemas.canonical import canonical_hash
 from schemas.config import ConfigModel
 from schemas.errors import ConfigError, KindError, NotFoundError, StageFailed
-from schemas.names import checked_name
 from schemas.tables import TABLES
-from stages.artifacts.checksums import each, file_checksum, stored_checksum
+from stages.artifacts.checksums import each, file_checksum, side_by_side, stored_checksum
 from stages.artifacts.code import changes_since, code_version, library_versions
 from stages.artifacts.credentials import redacted, refuse_credentials
 from stages.artifacts.layout import (
@@ -37,10 +36,13 @@ from stages.artifacts.layout import (
     receipt_path,
     table_file_path,
 )
-from stages.artifacts.parquet import parquet_bytes
+from stages.artifacts.parquet import file_pieces, write_parquet
 from stages.artifacts.stage import FileOutput, ShardOutput, Stage, Work
 from stages.artifacts.storage import TEMPORARY
 from stages.artifacts.store import Store, digest_of
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 ShardProgress = Callable[[int, int], None]
 """Called with units done and in all."""
@@ -193,7 +195,7 @@ def run_shard(
     if done is not None:
         return done
     started_at, started = datetime.now(UTC), time.perf_counter()
-    with _scratch() as scratch:
+    with _scratch(storage.scratch_parent()) as scratch:
         work = _work(request, scratch, progress)
         try:
             output = stage.work(shard, store.inputs(request.inputs), request.config, request.execution, work)
@@ -201,7 +203,8 @@ def run_shard(
             error.add_note(f"in shard {shard_id} of {request.name}")
             raise
         duration_s = time.perf_counter() - started
-        files = _put_tables(store, request, shard_id, output) + _put_files(store, request, shard_id, output.files)
+        files = _put_tables(store, request, shard_id, output, Path(scratch))
+        files += _put_files(store, request, shard_id, output.files)
     receipt = Receipt(
         key=request.key,
         shard=shard_id,
@@ -294,8 +297,8 @@ def _receipt(store: Store, request: Request, shard_id: str) -> Receipt | None:
         return None
 
 
-def _scratch() -> "tempfile.TemporaryDirectory[str]":
-    return tempfile.TemporaryDirectory(prefix="rollmill-", ignore_cleanup_errors=True)
+def _scratch(parent: Path | None = None) -> "tempfile.TemporaryDirectory[str]":
+    return tempfile.TemporaryDirectory(prefix=f"{TEMPORARY}work-", dir=parent, ignore_cleanup_errors=True)
 
 
 def _work(request: Request, scratch: str, progress: ShardProgress | None = None) -> Work:
@@ -305,59 +308,46 @@ def _work(request: Request, scratch: str, progress: ShardProgress | None = None)
     return Work(request.key, seed, request.draw, Path(scratch), progress)
 
 
-def _put_tables(store: Store, request: Request, shard: str, output: ShardOutput) -> list[FileEntry]:
+def _put_tables(store: Store, request: Request, shard: str, output: ShardOutput, scratch: Path) -> list[FileEntry]:
     undeclared = sorted(output.tables.keys() - set(request.stage.tables))
     if undeclared:
         raise ValueError(f"the stage {request.stage.name} made the table {undeclared[0]!r} and does not declare it")
-    entries = []
-    for table in request.stage.tables:  # in declared order, so that every writer puts the same files
-        rows = output.tables.get(table)
-        if rows is None or rows.num_rows == 0:
-            continue
-        content = parquet_bytes(rows, table)
-        sha256 = hashlib.sha256(content).hexdigest()
+    pieces = [
+        (table, f"{shard}-{index}.parquet", piece)
+        for table in request.stage.tables  # in declared order, so that every writer puts the same files
+        if table in output.tables
+        for index, piece in enumerate(file_pieces(output.tables[table], table))
+    ]
+
+    def put(piece: tuple[str, str, "pa.Table"]) -> FileEntry:
+        table, name, rows = piece
+        file = scratch / f"{TEMPORARY}{table}-{name}"
+        write_parquet(rows, table, file)
+        sha256, size = file_checksum(file), file.stat().st_size
         path = table_file_path(table, shard, sha256)
-        _put_data(store, request, path, content, sha256)
-        entries.append(
-            FileEntry(
-                table=table,
-                name=f"{shard}.parquet",
-                path=path,
-                rows=rows.num_rows,
-                bytes=len(content),
-                sha256=sha256,
-                shard=shard,
-            )
-        )
-    return entries
+        _put_data(store, request, path, file, sha256)
+        return FileEntry(table=table, name=name, path=path, rows=rows.num_rows, bytes=size, sha256=sha256, shard=shard)
+
+    return side_by_side(put, pieces, os.cpu_count() or 1)
 
 
 def _put_files(store: Store, request: Request, shard: str, files: Sequence[FileOutput]) -> list[FileEntry]:
-    entries = []
-    for file in sorted(files, key=lambda file: (file.part, file.name)):
+    def put(file: FileOutput) -> FileEntry:
         if file.part in TABLES:
             raise ValueError(f"the part {file.part!r} has the name of a table")
         sha256 = file_checksum(file.path)
         path = part_file_path(file.part, shard, sha256, file.name)
         _put_data(store, request, path, file.path, sha256)
-        entries.append(
-            FileEntry(
-                table=file.part,
-                name=file.name,
-                path=path,
-                rows=None,
-                bytes=file.path.stat().st_size,
-                sha256=sha256,
-                shard=checked_name(shard),
-            )
-        )
-    return entries
+        size = file.path.stat().st_size
+        return FileEntry(table=file.part, name=file.name, path=path, rows=None, bytes=size, sha256=sha256, shard=shard)
+
+    return each(store.storage, put, sorted(files, key=lambda file: (file.part, file.name)))
 
 
-def _put_data(store: Store, request: Request, path: str, content: Any, sha256: str) -> None:
+def _put_data(store: Store, request: Request, path: str, file: Path, sha256: str) -> None:
     """Puts a file named by its content; one that is there already must have that content."""
     stored = f"{artifact_folder(request.stage.kind, request.key)}/{path}"
-    if store.storage.put_if_absent(stored, content):
+    if store.storage.put_if_absent(stored, file):
         return
     if stored_checksum(store.storage, stored)[0] != sha256:
         raise corrupt(store.storage, stored, "its content does not fit its name")

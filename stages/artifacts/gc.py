@@ -107,7 +107,7 @@ def _garbage_again(store: Store, folder: str, grace_s: float) -> Iterator[Garbag
 
 
 def _is_temporary(entry: Entry) -> bool:
-    return entry.path.rsplit("/", 1)[-1].startswith(TEMPORARY)
+    return any(segment.startswith(TEMPORARY) for segment in entry.path.split("/"))
 
 
 def _temporary(entry: Entry, now: float) -> Garbage:

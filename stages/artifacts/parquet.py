@@ -6,6 +6,7 @@ dictionaries on the rest, page checksums. Knows nothing of stores or artifacts.
 
 import itertools
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -22,8 +23,30 @@ ROW_GROUP_CELL_BYTES = 64 * 2**20
 """About the most bytes of one heavy column in one row group: readers refuse larger nested columns."""
 
 
-def parquet_bytes(table: pa.Table, name: str) -> pa.Buffer:
-    """``table`` as the bytes of a Parquet file in the declared form of the table ``name``.
+FILE_CELL_BYTES = 16 * 2**20
+"""About the bytes of values in one file; a larger table becomes several files, which are made side by side."""
+
+_BUFFER_BYTES = 4 * 2**20
+
+
+def file_pieces(table: pa.Table, name: str) -> list[pa.Table]:
+    """The rows of the table ``name``, checked and sorted by id, in pieces of one file each.
+
+    Raises:
+        ValueError: as ``write_parquet``.
+    """
+    spec = TABLES[name]
+    table = sorted_by_id(checked(table, spec), spec)
+    bounds = row_group_bounds(table, spec)
+    heavy = [_cell_bytes(table.column(field.name), field.type) for field in spec.schema]
+    n_bytes = sum(8 * table.num_rows if sizes is None else int(sizes.sum()) for sizes in heavy)
+    groups_per_file = max(1, len(bounds) * FILE_CELL_BYTES // max(n_bytes, 1))
+    cuts = [*bounds[:-1:groups_per_file], table.num_rows]
+    return [table.slice(start, stop - start) for start, stop in itertools.pairwise(cuts)]
+
+
+def write_parquet(table: pa.Table, name: str, target: Path) -> None:
+    """Writes ``table`` as a Parquet file in the declared form of the table ``name``.
 
     Raises:
         ValueError: the schema differs from the declared one, a column holds a null that it may not,
@@ -33,13 +56,14 @@ def parquet_bytes(table: pa.Table, name: str) -> pa.Buffer:
 
     spec = TABLES[name]
     table = sorted_by_id(checked(table, spec), spec)
-    sink = pa.BufferOutputStream()
     schema = spec.schema.with_metadata({"rollmill.table": spec.name, "rollmill.schema_version": str(spec.version)})
-    with pq.ParquetWriter(sink, schema, **_settings(spec)) as writer:
-        bounds = row_group_bounds(table, spec)
+    bounds = row_group_bounds(table, spec)
+    with (
+        pa.output_stream(target, buffer_size=_BUFFER_BYTES) as sink,
+        pq.ParquetWriter(sink, schema, **_settings(spec)) as writer,
+    ):
         for start, stop in itertools.pairwise(bounds):
             writer.write_table(table.slice(start, stop - start), row_group_size=stop - start)
-    return sink.getvalue()
 
 
 def table_from_rows(name: str, rows: Sequence[Mapping[str, Any]]) -> pa.Table:
@@ -185,8 +209,16 @@ def _cell_bytes(column: pa.ChunkedArray, type_: pa.DataType) -> np.ndarray | Non
     return None
 
 
+def _is_text(type_: pa.DataType) -> bool:
+    return pa.types.is_string(type_) or pa.types.is_large_string(type_)
+
+
 def _settings(spec: TableSpec) -> dict[str, Any]:
-    """Writer settings; pyarrow wants each leaf's full path and ignores a short name in silence."""
+    """Writer settings; pyarrow wants each leaf's full path and ignores a short name in silence.
+
+    A dictionary pays for token ids and for text that repeats; for numbers, whose values are mostly
+    different, and for a table's only id it adds bytes and time.
+    """
     float_lists, dictionary, statistics = {}, [], []
     for field in spec.schema:
         if pa.types.is_large_list(field.type):
@@ -196,7 +228,8 @@ def _settings(spec: TableSpec) -> dict[str, Any]:
             else:
                 dictionary.append(leaf)
             continue
-        dictionary.append(field.name)
+        if _is_text(field.type) and spec.id_columns != (field.name,):
+            dictionary.append(field.name)
         if not pa.types.is_large_string(field.type):
             statistics.append(field.name)
     return {

@@ -84,6 +84,10 @@ class Storage(ABC):
         """Undoes ``open_for_writing`` as far as nothing has been written since."""
         return
 
+    def scratch_parent(self) -> Path | None:
+        """Where to make files that will be put: from there they are linked and not copied; None: anywhere."""
+        return None
+
     def local_path(self, path: str) -> Path | None:
         """The object as a file of this machine; None where it is none."""
         return None

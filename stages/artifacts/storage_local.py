@@ -107,6 +107,9 @@ class LocalStorage(Storage):
             with contextlib.suppress(OSError):  # not empty: another process has begun to write
                 self.root.rmdir()
 
+    def scratch_parent(self) -> Path | None:
+        return self.root
+
     def local_path(self, path: str) -> Path | None:
         return self._at(path)
 
@@ -119,18 +122,19 @@ class LocalStorage(Storage):
     def _put(self, temporary: Path, final: Path, data: bytes | Path) -> bool:
         if final.exists():
             return False
+        is_scratch = isinstance(data, Path) and self._is_scratch(data)
         try:
-            with open(temporary, "xb") as file:
-                if isinstance(data, Path):
+            with open(data if is_scratch else temporary, "r+b" if is_scratch else "xb") as file:
+                if isinstance(data, bytes):
+                    file.write(data)
+                elif not is_scratch:
                     with open(data, "rb") as source:
                         shutil.copyfileobj(source, file, 16 * 2**20)
-                else:
-                    file.write(data)
                 file.flush()
                 os.fchmod(file.fileno(), 0o444)
                 os.fsync(file.fileno())
             try:
-                os.link(temporary, final)
+                os.link(data if is_scratch else temporary, final)
             except FileExistsError:
                 return False
             except OSError as error:
@@ -141,12 +145,16 @@ class LocalStorage(Storage):
                         f"the file system of {self.url} has no hard links, so two writers could overwrite each other",
                         hint="use another folder, or accept one writer at a time (single_writer)",
                     ) from error
-                os.rename(temporary, final)
+                os.rename(data if is_scratch else temporary, final)
             _sync_folder(final.parent)
             return True
         finally:
             with contextlib.suppress(FileNotFoundError):
                 temporary.unlink()
+
+    def _is_scratch(self, path: Path) -> bool:
+        """Whether the file was made for this store in its scratch folder, so that it is nobody else's."""
+        return self.root in path.parents and path.relative_to(self.root).parts[0].startswith(TEMPORARY)
 
     def _make_folder(self, folder: Path) -> None:
         missing = []

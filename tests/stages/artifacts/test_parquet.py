@@ -2,6 +2,7 @@
 
 import io
 import itertools
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,14 @@ from hypothesis import strategies as st
 
 from schemas.tables import TABLES
 from stages.artifacts import parquet
-from stages.artifacts.parquet import parquet_bytes, row_group_bounds, table_from_frame, table_from_rows
+from stages.artifacts.parquet import file_pieces, row_group_bounds, table_from_frame, table_from_rows, write_parquet
 from tests.builders import advantage_rows, episode_rows, metric_rows, step_rows, task_rows
+
+
+def parquet_bytes(table: pa.Table, name: str) -> bytes:
+    with tempfile.TemporaryDirectory() as folder:
+        write_parquet(table, name, Path(folder) / "file")
+        return (Path(folder) / "file").read_bytes()
 
 
 def opened(name: str, rows: list[dict[str, Any]]) -> pq.ParquetFile:
@@ -134,6 +141,23 @@ def test_row_groups_cover_all_rows_once_and_pass_the_limit_by_less_than_a_row(le
     assert (bounds[0], bounds[-1]) == (0, len(lengths))
     for start, stop in itertools.pairwise(bounds):
         assert sum(lengths[start : stop - 1]) <= limit + max(lengths)
+
+
+def test_a_large_table_becomes_several_files_that_hold_all_rows_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    table = table_from_rows("tasks", [row | {"task_id": f"t{i:05d}"} for i, row in enumerate(task_rows(5000))][::-1])
+    assert len(file_pieces(table, "tasks")) == 1
+    monkeypatch.setattr(parquet, "FILE_CELL_BYTES", 5000 * 8 * 8 // 3)  # a third of eight light columns
+    pieces = file_pieces(table, "tasks")
+    assert [piece.num_rows for piece in pieces] == [3 * 512, 3 * 512, 3 * 512, 5000 - 9 * 512]
+    ids = pa.concat_tables(pieces)["task_id"].to_pylist()
+    assert ids == sorted(str(id_) for id_ in table["task_id"].to_pylist())
+    assert file_pieces(table.slice(0, 0), "tasks") == []
+
+
+def test_only_text_that_may_repeat_has_a_dictionary() -> None:
+    chunks = columns(opened("episodes", episode_rows([f"t{i}" for i in range(100)], error="e", error_kind="E")))
+    with_dictionary = {name for name, chunk in chunks.items() if chunk.has_dictionary_page}
+    assert with_dictionary == {"task_id", "agent", "status", "error_kind", "error", "artifacts"}
 
 
 def test_heavy_columns_have_no_statistics_and_ids_have() -> None:
