@@ -188,8 +188,8 @@ class Given(Stage[GivenConfig, NoExecution]):
         index = shard.spec["index"]
         files = []
         for part, contents in self._parts.items() if index == 0 else ():
-            for number, (name, content) in enumerate(contents.items()):
-                path = work.scratch / f"{part}-{number}"
+            for name, content in contents.items():
+                path = work.scratch / str(len(files))
                 path.write_bytes(content)
                 files.append(FileOutput(part, name, path))
         n_rows = sum(table.num_rows for table in self._shards[index].values())

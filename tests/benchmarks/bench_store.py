@@ -72,7 +72,7 @@ def _rollouts() -> dict[str, pa.Table]:
     episodes = pa.Table.from_pylist(episode_rows(task_ids, 4), schema=TABLES["episodes"].schema)
     ids = [row["episode_id"] for row in episode_rows(task_ids, 4)]
     steps = pa.Table.from_pylist(step_rows(ids), schema=TABLES["steps"].schema)
-    offsets = pa.array(np.arange(0, N_EPISODES * N_TOKENS + 1, N_TOKENS))
+    offsets = pa.array(np.arange(0, N_EPISODES * N_TOKENS + 1, N_TOKENS), pa.int64())
     sampled = np.minimum(rng.zipf(1.3, N_EPISODES * N_TOKENS), 49_151).astype(np.int32)
     values = {
         "prompt_ids": sampled[::-1].copy(),
