@@ -186,7 +186,7 @@ class Given(Stage[GivenConfig, NoExecution]):
         self, shard: ShardPlan, inputs: Inputs, config: GivenConfig, execution: NoExecution, work: Work
     ) -> ShardOutput:
         index = shard.spec["index"]
-        files = []
+        files: list[FileOutput] = []
         for part, contents in self._parts.items() if index == 0 else ():
             for name, content in contents.items():
                 path = work.scratch / str(len(files))
