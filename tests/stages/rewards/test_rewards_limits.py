@@ -2,6 +2,7 @@
 
 import os
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -101,6 +102,17 @@ def test_results_do_not_depend_on_workers_chunks_or_shards(store: Store) -> None
         made.append((rows(other, manifest), manifest.summary))
     assert made[0][0].equals(made[1][0])
     assert made[0][1] == made[1][1]
+
+
+def test_shards_in_several_threads_share_the_workers(store: Store, tmp_path: Path) -> None:
+    inputs = rollouts_of(store, EPISODES, shards=9)
+    config: dict[str, Any] = {"grader": own("marks_its_process"), "params": {"folder": str(tmp_path)}}
+    asked = request(*inputs, {"shard_episodes": 1}, **config)
+    with ThreadPoolExecutor(4) as threads:
+        manifest = materialise(store, asked, map_shards=lambda work, ids: list(threads.map(work, ids))).manifest
+    assert manifest.summary["n_ok"] == 9
+    assert len({entry.shard for entry in manifest.files}) == 9
+    assert len(_pids(tmp_path)) <= 2
 
 
 def _pids(folder: Path) -> set[int]:
