@@ -124,13 +124,15 @@ class RewardsStage(Stage[RewardsConfig, RewardsExecution]):
     def plan(
         self, inputs: Inputs, config: RewardsConfig, execution: RewardsExecution, work: Work
     ) -> list[dict[str, Any]]:
-        specs: list[dict[str, Any]] = []
+        episodes: Counter[str] = Counter()  # by shard, which may have made several files
         for entry in inputs.manifest("rollouts").table_files("episodes"):
-            rows = entry.rows or 0
-            if not specs or specs[-1]["episodes"] + rows > execution.shard_episodes:
+            episodes[entry.shard] += entry.rows or 0
+        specs: list[dict[str, Any]] = []
+        for shard, n in episodes.items():
+            if not specs or specs[-1]["episodes"] + n > execution.shard_episodes:
                 specs.append({"rollouts_shards": [], "episodes": 0})
-            specs[-1]["rollouts_shards"].append(entry.shard)
-            specs[-1]["episodes"] += rows
+            specs[-1]["rollouts_shards"].append(shard)
+            specs[-1]["episodes"] += n
         return specs
 
     def work(

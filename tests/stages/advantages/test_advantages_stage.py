@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import polars as pl
@@ -240,9 +241,10 @@ def test_the_key_changes_with_each_setting_and_not_with_a_default_spelt_out(stor
 
 _HASH = """
 import hashlib, sys
+from pathlib import Path
 import numpy as np
 from stages.advantages.stage import AdvantagesConfig, _advantages
-from stages.artifacts.parquet import parquet_bytes, table_from_frame
+from stages.artifacts.parquet import table_from_frame, write_parquet
 from stages.advantages.estimators import ESTIMATORS
 import polars as pl
 n = 60_000
@@ -260,15 +262,17 @@ digest = hashlib.sha256()
 for name in ESTIMATORS:
     config = AdvantagesConfig(estimator=name)
     rows = _advantages(Given(), ESTIMATORS[name](), config)
-    digest.update(parquet_bytes(table_from_frame("advantages", rows), "advantages"))
+    file = Path(sys.argv[1], name)
+    write_parquet(table_from_frame("advantages", rows), "advantages", file)
+    digest.update(file.read_bytes())
 print(digest.hexdigest())
 """
 
 
-def test_identical_input_gives_identical_bytes_on_any_number_of_threads() -> None:
+def test_identical_input_gives_identical_bytes_on_any_number_of_threads(tmp_path: Path) -> None:
     digests = {
         subprocess.run(
-            [sys.executable, "-c", _HASH],
+            [sys.executable, "-c", _HASH, str(tmp_path)],
             env=os.environ | {"POLARS_MAX_THREADS": str(threads)},
             capture_output=True,
             text=True,

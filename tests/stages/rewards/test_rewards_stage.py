@@ -38,6 +38,17 @@ def test_one_row_a_trajectory_with_the_reason(store: Store) -> None:
     }
 
 
+def test_a_shard_stored_in_several_files_is_graded_once(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("stages.artifacts.parquet.FILE_CELL_BYTES", 1)
+    tasks = given(store, "tasks", {"tasks": task_rows(600)})
+    episodes = episode_rows([f"t{index:03d}" for index in range(600)], 1)
+    shard = {"episodes": episodes, "steps": step_rows([row["episode_id"] for row in episodes])}
+    rollouts = given(store, "rollouts", shard, inputs={"tasks": [tasks]})
+    assert len(rollouts.table_files("episodes")) == 2
+    manifest, _ = grade(store, (tasks, rollouts), {"shard_episodes": 1}, grader="exact")
+    assert manifest.summary["n"] == 600
+
+
 def test_a_second_grader_forks_from_the_same_rollouts(store: Store) -> None:
     inputs = rollouts_of(store, ANSWERS)
     numeric, _ = grade(store, inputs, grader="numeric")
