@@ -1,5 +1,6 @@
 """Fixtures that every test may use: stores on each kind of storage, and the real data beside the repository."""
 
+import logging
 import secrets
 from collections.abc import Iterator
 from pathlib import Path
@@ -44,6 +45,7 @@ def s3_endpoint() -> Iterator[str]:
     """A real HTTP server that speaks S3, in a thread of this process."""
     from moto.server import ThreadedMotoServer
 
+    logging.getLogger("werkzeug").setLevel(logging.ERROR)
     server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
     server.start()
     host, port = server.get_host_and_port()

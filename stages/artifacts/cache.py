@@ -14,7 +14,7 @@ from pathlib import Path
 from schemas.artifacts import FileEntry, Manifest
 from schemas.canonical import canonical_hash
 from schemas.errors import CorruptError, NotFoundError
-from stages.artifacts.checksums import file_checksum
+from stages.artifacts.checksums import each, file_checksum
 from stages.artifacts.layout import artifact_folder, corrupt, removed_path
 from stages.artifacts.storage import Storage
 
@@ -67,10 +67,11 @@ def part_folder(storage: Storage, manifest: Manifest, part: str) -> Path:
         return folder
     building = folder.with_name(f"{folder.name}.building-{secrets.token_hex(8)}")
     try:
-        for entry in entries:
+        files = each(storage, lambda entry: verified_file(storage, manifest, entry), entries)
+        for entry, file in zip(entries, files, strict=True):
             target = building / entry.name
             target.parent.mkdir(parents=True, exist_ok=True)
-            _link(verified_file(storage, manifest, entry), target)
+            _link(file, target)
         _install(building, folder, entries)
     finally:
         shutil.rmtree(building, ignore_errors=True)

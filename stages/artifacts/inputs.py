@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from schemas.artifacts import Manifest
 from stages.artifacts import cache
+from stages.artifacts.checksums import each
 from stages.artifacts.frames import check_readable, scan_files
 from stages.artifacts.stage import Inputs
 from stages.artifacts.storage import Storage
@@ -27,11 +28,16 @@ class StoredInputs(Inputs):
     def scan(
         self, name: str, table: str, *, artifact: Manifest | None = None, shards: Sequence[str] | None = None
     ) -> "pl.LazyFrame":
-        files = []
-        for manifest in self.manifests(name) if artifact is None else [artifact]:
+        manifests = self.manifests(name) if artifact is None else [artifact]
+        for manifest in manifests:
             check_readable(manifest, table)
-            chosen = [e for e in manifest.table_files(table) if shards is None or e.shard in shards]
-            files += [cache.verified_file(self._storage, manifest, entry) for entry in chosen]
+        chosen = [
+            (manifest, entry)
+            for manifest in manifests
+            for entry in manifest.table_files(table)
+            if shards is None or entry.shard in shards
+        ]
+        files = each(self._storage, lambda pair: cache.verified_file(self._storage, *pair), chosen)
         return scan_files(files, table)
 
     def folder(self, name: str, part: str) -> Path:

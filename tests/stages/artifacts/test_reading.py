@@ -77,6 +77,7 @@ def test_several_artifacts_of_one_input_are_read_as_one(store: Store) -> None:
     tasks, more = stored_tasks(store), given(store, "tasks", {"tasks": [r | {"task_id": "z"} for r in task_rows(1)]})
     inputs = store.inputs({"tasks": [tasks, more]})
     assert inputs.scan("tasks", "tasks").collect()["task_id"].to_list() == ["t000", "t001", "t002", "z"]
+    assert inputs.scan("tasks", "tasks", artifact=more).collect()["task_id"].to_list() == ["z"]
     assert inputs.manifests("tasks") == [tasks, more]
     assert inputs.manifests("absent") == []
 
@@ -180,7 +181,7 @@ def test_no_folder_is_built_from_a_damaged_part(any_store: Store, change: Any, s
     damage(any_store, policy, "checkpoint", change)
     with pytest.raises(CorruptError, match=said):
         any_store.folder(policy, "checkpoint")
-    assert list((empty_cache / "folders").iterdir()) == []
+    assert list(empty_cache.glob("folders/*")) == []
 
 
 @pytest.mark.parametrize("kind", ["memory_store", "s3_store"])
