@@ -22,7 +22,13 @@ def canonical_json(value: Any) -> str:
     Raises:
         TypeError: for what has no stable form; the message names the path inside ``value``.
     """
-    return json.dumps(_plain(value, "$"), sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+    text = json.dumps(_plain(value, "$"), sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+    if not text.isascii():
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise TypeError(f"$: {error.object[error.start]!r} is half a character and has no UTF-8 form") from None
+    return text
 
 
 def canonical_hash(value: Any) -> str:
