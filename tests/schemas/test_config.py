@@ -11,7 +11,7 @@ from schemas.errors import ConfigError
 
 class Grpo(ConfigModel):
     name: Literal["grpo"] = "grpo"
-    epsilon: float = Field(1e-6, gt=0)
+    epsilon: float = Field(default=1e-6, gt=0)
 
 
 class Best(ConfigModel):
@@ -20,7 +20,7 @@ class Best(ConfigModel):
 
 
 class Recipe(ConfigModel):
-    learning_rate: float = Field(1e-4, gt=0)
+    learning_rate: float = Field(default=1e-4, gt=0)
     """Step size."""
     temperature: float = 1.0
     estimator: Annotated[Grpo | Best, Field(discriminator="name")] = Grpo()
@@ -69,7 +69,7 @@ def test_a_long_value_is_not_repeated() -> None:
 
 def test_a_model_is_frozen_and_keeps_its_docstrings() -> None:
     with pytest.raises(ValidationError):
-        Recipe().learning_rate = 1.0  # type: ignore[misc]
+        Recipe().learning_rate = 1.0
     assert Recipe.model_fields["learning_rate"].description == "Step size."
 
 

@@ -39,7 +39,7 @@ def test_a_plain_name_is_itself(name: str) -> None:
     ],
 )
 def test_a_name_that_is_no_plain_segment_is_refused(name: str) -> None:
-    with pytest.raises(ConfigError, match="run name .* cannot be used") as caught:
+    with pytest.raises(ConfigError, match=r"run name .* cannot be used") as caught:
         checked_name(name, "run name")
     assert repr(name) in str(caught.value)
 

@@ -59,7 +59,8 @@ def test_versions_are_found_without_importing_anything() -> None:
     program = (
         "import sys; from stages.artifacts.code import library_versions; found = library_versions();"
         "assert {'torch', 'transformers', 'polars'} <= set(found), found;"
-        "heavy = {'torch', 'transformers', 'deepspeed', 'prefect', 'polars'} & set(sys.modules); assert not heavy, heavy"
+        "heavy = {'torch', 'transformers', 'deepspeed', 'prefect', 'polars'} & set(sys.modules);"
+        "assert not heavy, heavy"
     )
     subprocess.run([sys.executable, "-c", program], check=True)
 
