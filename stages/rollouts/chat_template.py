@@ -108,7 +108,8 @@ class ChatTemplate:
         except Exception:  # a template may refuse anything; then it tells no closing token
             return set()
         ids = self.encode_after(None, text.rpartition(_ANSWER)[2])
-        return {int(ids[0])} & set(self._tokenizer.all_special_ids) if len(ids) else set()
+        special = {n for n, token in self._tokenizer.added_tokens_decoder.items() if token.special}
+        return {int(ids[0])} & special if len(ids) else set()
 
 
 def chat_template_in(folder: Path) -> ChatTemplate:

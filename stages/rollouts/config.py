@@ -81,6 +81,7 @@ class RolloutsConfig(ConfigModel):
     n: int = Field(default=1, ge=1, le=65_536)
     """Attempts at each task."""
     sampling: Sampling = Sampling()
+    """How the policy samples."""
     batch: Batch | None = None
     """Which tasks. None: all."""
     max_turns: int | None = Field(default=None, ge=1)

@@ -132,7 +132,7 @@ def _tasks(inputs: Inputs, task_ids: list[str]) -> Iterator[Task]:
     import polars as pl
 
     found = inputs.scan("tasks", "tasks").filter(
-        pl.col("task_id").is_between(min(task_ids), max(task_ids)), pl.col("task_id").is_in(task_ids)
+        pl.col("task_id").is_between(pl.lit(min(task_ids)), pl.lit(max(task_ids))), pl.col("task_id").is_in(task_ids)
     )
     return map(Task.from_row, found.sort("task_id").collect().iter_rows(named=True))
 

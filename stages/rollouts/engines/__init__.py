@@ -38,7 +38,7 @@ def engine_for(config: EngineConfig, execution: RolloutsExecution) -> Engine:
     relevant = execution.model_dump(include={"max_batch", "device", "threads", "probe_tolerance"})
     key = canonical_hash([config, relevant])
     with _GATE:
-        if key not in _RUNNING:
+        if key not in _RUNNING or _RUNNING[key].broken:
             _RUNNING[key] = ENGINES[config.type](config, execution)
         return _RUNNING[key]
 

@@ -113,6 +113,11 @@ class Engine(ABC):
     def context_length(self) -> int:
         """Tokens of prompt and answer together at most, for the loaded policy."""
 
+    @property
+    def broken(self) -> bool:
+        """Whether it can never answer again, so that another one must be started."""
+        return False
+
     def load(self, policy: PolicyFiles) -> None:
         """Replaces the policy, and checks that the new one reproduces its probe.
 

@@ -66,6 +66,8 @@ class TransformersEngine(Engine):
         self._context_length: int | None = None
         self._batch = Batch(max_batch)
         self._waiting: list[Call] = []
+        self._entering: list[Call] = []
+        """Calls whose prompt is being computed."""
         self._inbox: queue.SimpleQueue[Call | _LoadOrder | None] = queue.SimpleQueue()
         self._order: _LoadOrder | None = None
         self._gate = threading.Lock()
@@ -79,6 +81,10 @@ class TransformersEngine(Engine):
         if self._context_length is None:
             raise EngineFault("engine transformers: no policy is loaded")
         return self._context_length
+
+    @property
+    def broken(self) -> bool:
+        return not self._open
 
     def _load(self, policy: PolicyFiles) -> None:
         order = _LoadOrder(policy)
@@ -153,9 +159,9 @@ class TransformersEngine(Engine):
         enough = min(len(self._waiting), max(1, self._max_batch // 8))
         if not self._waiting or free < enough:
             return
-        calls, self._waiting = self._waiting[:free], self._waiting[free:]
+        self._entering, self._waiting = self._waiting[:free], self._waiting[free:]
         by_prompt: dict[bytes, list[Call]] = {}
-        for call in calls:
+        for call in self._entering:
             by_prompt.setdefault(call.request.prompt_ids.tobytes(), []).append(call)
         groups = sorted(by_prompt.values(), key=lambda group: len(group[0].request.prompt_ids))
         while groups:
@@ -164,6 +170,7 @@ class TransformersEngine(Engine):
                 n += 1
             self._prefill(groups[:n])
             groups = groups[n:]
+        self._entering = []
 
     def _prefill(self, groups: list[list[Call]]) -> None:
         prompts = [group[0].request.prompt_ids for group in groups]
@@ -251,13 +258,14 @@ class TransformersEngine(Engine):
     def _fail_all(self) -> None:
         with self._gate:
             self._open = False
-        left: list[Call | _LoadOrder | None] = [*self._batch.calls, *self._waiting, self._order]
+        left: list[Call | _LoadOrder | None] = [*self._batch.calls, *self._entering, *self._waiting, self._order]
         while not self._inbox.empty():
             left.append(self._inbox.get())
         for item in left:
-            if item is not None and item.done.set_running_or_notify_cancel():
+            if item is not None and not item.done.done() and item.done.set_running_or_notify_cancel():
                 item.done.set_exception(self._stopped())
-        self._model, self._batch, self._waiting = None, Batch(self._max_batch), []
+        self._model, self._batch = None, Batch(self._max_batch)
+        self._waiting, self._entering = [], []
         self._cache = SlotCache(self._max_batch)
 
 

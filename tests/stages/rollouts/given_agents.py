@@ -1,0 +1,124 @@
+"""Agents that tests name by file: good ones and every kind of bad one."""
+
+import asyncio
+import time
+
+import rollmill
+from schemas.records import Episode, Task, Trajectory
+
+FOLLOW_UP = {"role": "user", "content": "sure?"}
+
+
+def first(task: Task) -> list[dict]:
+    return [{"role": "user", "content": task.instruction}]
+
+
+@rollmill.rollout(name="solver")
+async def three_turns(task, config):
+    messages = first(task)
+    for _ in range(3):
+        reply = await config.chat(messages)
+        messages = [*messages, reply.message, FOLLOW_UP]
+    return {"turns": 3}
+
+
+@rollmill.rollout
+def sync_two_turns(task, config):
+    reply = config.chat_sync(first(task))
+    config.chat_sync([*first(task), reply.message, FOLLOW_UP])
+    return reply.text
+
+
+async def solver_and_judge(task, config):
+    """Not decorated: a plain function is an agent too."""
+    solvers = [config.for_role(f"solver-{n}") for n in range(2)]
+    found = await asyncio.gather(*(solver.chat(first(task)) for solver in solvers))
+    await config.for_role("judge").chat([{"role": "user", "content": "\n".join(reply.text for reply in found)}])
+    return Episode(
+        trajectories=[Trajectory(name="judge", reward=1.0, signals={"sure": 0.5}), Trajectory(name="solver-0")],
+        artifacts={"is_validation": config.is_validation, "metadata": config.metadata, "seed": config.seed},
+    )
+
+
+async def raises_in_second_turn(task, config):
+    await config.chat(first(task))
+    raise ValueError("no good " + "x" * 5000)
+
+
+async def hangs(task, config):
+    await config.chat(first(task))
+    await asyncio.sleep(60)
+
+
+async def hangs_and_ignores_its_end(task, config):
+    await config.chat(first(task))
+    while True:
+        try:
+            await asyncio.sleep(60)
+        except asyncio.CancelledError:
+            continue
+
+
+def hangs_in_a_thread(task, config):
+    config.chat_sync(first(task))
+    time.sleep(1.5)
+    config.chat_sync(first(task))
+
+
+async def asks_for_ever(task, config):
+    messages = first(task)
+    while True:
+        reply = await config.chat(messages)
+        messages = [*messages, reply.message, FOLLOW_UP]
+
+
+async def swallows_the_limit(task, config):
+    for _ in range(3):
+        try:
+            await config.chat(first(task))
+        except Exception:
+            return "gave up"
+    return None
+
+
+async def returns_nonsense(task, config):
+    await config.chat(first(task))
+    return 7
+
+
+async def returns_what_has_no_json(task, config):
+    await config.chat(first(task))
+    return {"when": object()}
+
+
+def exits(task, config):
+    raise SystemExit(3)
+
+
+async def exits_async(task, config):
+    raise SystemExit(3)
+
+
+async def cancels_itself(task, config):
+    raise asyncio.CancelledError
+
+
+async def fails_sometimes(task, config):
+    await config.chat(first(task))
+    if task.id.endswith("1"):
+        raise RuntimeError(task.id)
+
+
+async def too_long(task, config):
+    await config.chat([{"role": "user", "content": "0" * 400}])
+
+
+async def sends_nonsense(task, config):
+    await config.chat([{"role": "user", "content": {"a": {1}}}])
+
+
+async def takes_one(task):
+    return None
+
+
+NOT_A_FUNCTION = 3
