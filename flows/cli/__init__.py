@@ -1,0 +1,32 @@
+"""The command line: ``rollmill``. Commands import what they need when they run, so that help is immediate."""
+
+import sys
+
+import typer
+
+from flows.cli import evaluate, look, policy, stage, store, train
+from schemas.errors import RollmillError
+
+app = typer.Typer(
+    name="rollmill",
+    help="Train language-model agents with reinforcement learning: a batch pipeline whose every stage leaves a "
+    "versioned artifact that can be traced, replayed and re-scored.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+for module in (train, evaluate, stage, policy, look, store):
+    module.register(app)
+
+
+def main() -> None:
+    """Runs the command line; a ``RollmillError`` is printed as one message, without a traceback."""
+    try:
+        app()
+    except RollmillError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)
+    except KeyboardInterrupt:
+        print("interrupted; nothing finished is lost, the same command continues", file=sys.stderr)
+        sys.exit(130)

@@ -1,0 +1,18 @@
+"""How values are written for a person."""
+
+from typing import Any
+
+
+def shown(value: Any) -> str:
+    """A value as a person reads it; ``-`` where it is not known."""
+    if value is None:
+        return "-"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float):
+        return f"{value:.4g}" if abs(value) < 1e6 else f"{value:,.0f}"
+    if isinstance(value, int):
+        return f"{value:,}"
+    if isinstance(value, dict):
+        return ", ".join(f"{name} {shown(item)}" for name, item in value.items())
+    return str(value)

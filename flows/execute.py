@@ -1,0 +1,130 @@
+"""Executes one stage inside a Prefect flow: one Prefect task a shard, references in, a receipt out.
+
+Our keys decide what is reused; Prefect caches nothing. Any task runner may run the shards: what a
+task receives is plain JSON that names the store, the stage, its config and its inputs.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from prefect import task
+from prefect.cache_policies import NO_CACHE
+from prefect.task_runners import ThreadPoolTaskRunner
+
+from flows.progress import Reporter, report
+from flows.registry import stage_named
+from schemas.artifacts import Manifest, Plan, Record, Ref
+from schemas.config import ConfigModel, validated
+from stages.artifacts import commit
+from stages.artifacts.layout import plan_path, read_record
+from stages.artifacts.store import Store, open_store
+
+
+class StageCall(Record):
+    """Everything that determines a stage's work, as plain JSON."""
+
+    store: str
+    single_writer: bool
+    stage: str
+    config: dict[str, Any]
+    execution: dict[str, Any]
+    inputs: dict[str, list[Ref]]
+    seed: int
+    draw: int
+
+    def request(self, store: Store) -> commit.Request:
+        """The same as the commit protocol's request."""
+        stage = stage_named(self.stage)
+        return commit.Request(
+            stage=stage,
+            config=validated(stage.Config, self.config, self.stage),
+            execution=validated(stage.Execution, self.execution, f"execution.{self.stage}"),
+            inputs={name: [store.manifest(ref) for ref in refs] for name, refs in self.inputs.items()},
+            seed=self.seed,
+            draw=self.draw,
+        )
+
+
+class Executor:
+    """Runs stages against one store, shows their progress, and remembers what was executed and what reused."""
+
+    def __init__(
+        self,
+        store: Store,
+        reporter: Reporter,
+        *,
+        seed: int,
+        draw: int = 0,
+        single_writer: bool = False,
+        shards_at_once: int = 4,
+    ):
+        self.store = store
+        self.reporter = reporter
+        self.seed = seed
+        self.draw = draw
+        self.single_writer = single_writer
+        self.shards_at_once = shards_at_once
+        self.executed: list[Manifest] = []
+        self.reused: list[Manifest] = []
+        self.notes: list[str] = []
+
+    def run(
+        self,
+        name: str,
+        config: ConfigModel,
+        execution: ConfigModel,
+        inputs: Mapping[str, Sequence[Manifest]],
+        *,
+        title: str | None = None,
+    ) -> Manifest:
+        """The artifact of one stage: from the shelf if it is there, else made, one Prefect task a shard.
+
+        Args:
+            title: what a person sees while it works; None: the stage's name.
+        """
+        call = StageCall(
+            store=self.store.url,
+            single_writer=self.single_writer,
+            stage=name,
+            config=config.model_dump(mode="json"),
+            execution=execution.model_dump(mode="json"),
+            inputs={input_name: [manifest.ref for manifest in given] for input_name, given in inputs.items() if given},
+            seed=self.seed,
+            draw=self.draw if stage_named(name).stochastic else 0,
+        )
+        request = call.request(self.store)
+        with self.reporter.stage(title or name, request.key):
+            outcome = commit.materialise(
+                self.store, request, map_shards=lambda _, shards: self._submit(call, request.key, shards)
+            )
+        self.notes += [note for note in outcome.notes if note not in self.notes]
+        (self.reused if outcome.cached else self.executed).append(outcome.manifest)
+        return outcome.manifest
+
+    def _submit(self, call: StageCall, key: str, shards: Sequence[str]) -> None:
+        """Runs every shard as a task and waits for all, so that what can be finished is; then raises the first fault."""
+        document = call.model_dump(mode="json")
+        faults = []
+        with ThreadPoolTaskRunner(max_workers=self.shards_at_once) as runner:
+            futures = [
+                runner.submit(
+                    _shard, parameters={"call": document, "key": key, "shard": shard, "n_shards": len(shards)}
+                )
+                for shard in shards
+            ]
+            for future in futures:
+                try:
+                    future.result()
+                except Exception as fault:
+                    faults.append(fault)
+        if faults:
+            raise faults[0]
+
+
+@task(task_run_name="{call[stage]}-{shard}", cache_policy=NO_CACHE, persist_result=False)
+def _shard(call: dict[str, Any], key: str, shard: str, n_shards: int) -> None:
+    document = StageCall.model_validate(call)
+    store = open_store(document.store, single_writer=document.single_writer)
+    request = document.request(store)
+    plan = read_record(store.storage, plan_path(request.stage.kind, key), Plan)
+    commit.run_shard(store, request, plan, shard, lambda done, total: report(key, shard, n_shards, done, total))

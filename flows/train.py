@@ -1,0 +1,135 @@
+"""The ``train`` flow: iterations of rollouts, rewards, advantages and a policy update, on references only."""
+
+from datetime import UTC, datetime
+from typing import Any
+
+from prefect import flow
+
+from flows.begin import starting_policy, tasks_of
+from flows.display import shown
+from flows.execute import Executor
+from flows.progress import Reporter
+from flows.recipes import TrainRecipe, load_recipe
+from flows.resolve import resolve
+from flows.runs import begin_run, end_run, new_nonce, run_name
+from schemas.artifacts import IterationRecord, Manifest
+from stages.artifacts.store import Store, open_store
+from stages.policy.stage import prestart
+from stages.rollouts.config import Batch, RolloutsConfig
+
+
+@flow(name="train", persist_result=True, result_serializer="json")
+def train(recipe: str | dict[str, Any], overrides: list[str] | None = None, store: str | None = None) -> dict[str, Any]:
+    """Trains a policy, or continues the run that the same recipe began.
+
+    Args:
+        recipe: a recipe file, the name of one in ``configs``, or its settings.
+        overrides: ``dotted.key=value`` settings that replace those of the recipe.
+        store: URL of the store; None: what the recipe says.
+    Returns:
+        the run's name, the store, and the references of its last iteration.
+    """
+    settings, label = load_recipe(TrainRecipe, recipe, overrides or [], store)
+    shelf = open_store(settings.execution.store, single_writer=settings.execution.single_writer)
+    settings = resolve(shelf, settings)
+    with Reporter() as reporter:
+        run = train_run(shelf, settings, run_name(settings.run, label, settings.identity()), reporter)
+    last = shelf.iterations(run)[-1]
+    return {"run": run, "store": shelf.url, "artifacts": {name: str(ref) for name, ref in last.artifacts.items()}}
+
+
+def train_run(store: Store, recipe: TrainRecipe, run: str, reporter: Reporter) -> str:
+    """Runs every iteration of a resolved recipe that the store does not hold yet, inside a Prefect flow."""
+    begin_run(store, run, "train", recipe.identity())
+    done = {record.iteration: record for record in store.iterations(run)}
+    if len(done) < recipe.iterations:
+        prestart(recipe.execution.policy)
+    executor = Executor(
+        store,
+        reporter,
+        seed=recipe.seed,
+        single_writer=recipe.execution.single_writer,
+        shards_at_once=recipe.execution.shards_at_once,
+    )
+    tasks = tasks_of(executor, recipe)
+    policy = starting_policy(executor, recipe)
+    for iteration in range(recipe.iterations):
+        if iteration in done:
+            policy = store.manifest(done[iteration].artifacts["policy"])
+        else:
+            policy = _iterate(executor, recipe, run, iteration, tasks, policy)
+    _report(executor, recipe, run)
+    return run
+
+
+def _iterate(
+    executor: Executor, recipe: TrainRecipe, run: str, iteration: int, tasks: Manifest, policy: Manifest
+) -> Manifest:
+    """One iteration; returns the new policy."""
+    how, where = recipe.execution, f"iteration {iteration + 1}/{recipe.iterations}"
+    rollouts = executor.run(
+        "rollouts",
+        _with_batch(recipe.rollouts, tasks, iteration),
+        how.rollouts,
+        {"tasks": [tasks], "policy": [policy]},
+        title=f"{where}: rollouts",
+    )
+    rewards = executor.run(
+        "rewards", recipe.rewards, how.rewards, {"tasks": [tasks], "rollouts": [rollouts]}, title=f"{where}: rewards"
+    )
+    advantages = executor.run(
+        "advantages",
+        recipe.advantages,
+        how.advantages,
+        {"rollouts": [rollouts], "rewards": [rewards]},
+        title=f"{where}: advantages",
+    )
+    updated = executor.run(
+        "policy",
+        recipe.update,
+        how.policy,
+        {"policy": [policy], "rollouts": [rollouts], "advantages": [advantages]},
+        title=f"{where}: update",
+    )
+    made = {"tasks": tasks, "policy_in": policy, "rollouts": rollouts, "rewards": rewards, "advantages": advantages}
+    executor.store.put_iteration(
+        IterationRecord(
+            run=run,
+            iteration=iteration,
+            artifacts={name: manifest.ref for name, manifest in (made | {"policy": updated}).items()},
+            finished_at=datetime.now(UTC),
+            nonce=new_nonce(),
+        )
+    )
+    executor.reporter.say(_line(where, rewards, advantages, updated))
+    return updated
+
+
+def _with_batch(config: RolloutsConfig, tasks: Manifest, iteration: int) -> RolloutsConfig:
+    """The iteration's tasks: the next batch, or all of them in an epoch of their own where no size is asked for."""
+    given = config.batch or Batch(size=tasks.summary["n_tasks"])
+    return config.model_copy(update={"batch": given.model_copy(update={"index": given.index + iteration})})
+
+
+def _line(where: str, rewards: Manifest, advantages: Manifest, policy: Manifest) -> str:
+    """What a person learns of one iteration; every number stands in an artifact's summary."""
+    facts = {
+        "reward": rewards.summary.get("mean_reward"),
+        "correct": rewards.summary.get("pass_rate"),
+        "trained on": advantages.summary.get("n_kept"),
+        "kl": policy.summary.get("kl"),
+        "grad norm": policy.summary.get("grad_norm"),
+    }
+    return f"{where}  " + "  ".join(f"{name} {shown(value)}" for name, value in facts.items())
+
+
+def _report(executor: Executor, recipe: TrainRecipe, run: str) -> None:
+    store = executor.store
+    records = store.iterations(run)
+    inputs = {
+        name: [store.manifest(record.artifacts[name]) for record in records]
+        for name in ("rollouts", "rewards", "policy")
+    }
+    tasks = {record.artifacts["tasks"].key: store.manifest(record.artifacts["tasks"]) for record in records}
+    report = executor.run("report", recipe.report, recipe.execution.report, {"tasks": list(tasks.values()), **inputs})
+    end_run(store, run, len(records), report.ref)
