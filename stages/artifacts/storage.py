@@ -124,7 +124,7 @@ def open_storage(url: str, *, single_writer: bool = False) -> Storage:
         return MemoryStorage(rest)
     from stages.artifacts.storage_fsspec import FsspecStorage
 
-    return FsspecStorage(url)
+    return FsspecStorage(url, single_writer=single_writer)
 
 
 def contained(path: str, url: str) -> str:

@@ -1,5 +1,6 @@
 """One conformance suite for every storage: what the commit protocol leans on."""
 
+import os
 import pickle
 import threading
 import time
@@ -124,6 +125,31 @@ def test_a_killed_local_writer_leaves_no_visible_object(store: Store) -> None:
     (root / "a" / ".tmp-0123").write_bytes(b"hal")
     assert not store.storage.exists("a/b.json")
     assert store.storage.put_if_absent("a/b.json", b"whole")
+
+
+@pytest.mark.parametrize("from_file", [False, True])
+def test_a_local_object_is_durable_before_it_is_visible(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, from_file: bool
+) -> None:
+    """The file is synced, then linked, then its folder and every new folder above it is synced."""
+    root, happened = Path(store.url), list[str]()
+    sync, link = os.fsync, os.link
+
+    def watched_sync(descriptor: int) -> None:
+        path = Path(os.readlink(f"/proc/self/fd/{descriptor}"))
+        happened.append(f"sync {path.relative_to(root) if path.is_dir() and root in path.parents else path.name[:4]}")
+        sync(descriptor)
+
+    def watched_link(source: Path, target: Path) -> None:
+        happened.append("link")
+        link(source, target)
+
+    monkeypatch.setattr(os, "fsync", watched_sync)
+    monkeypatch.setattr(os, "link", watched_link)
+    (tmp_path / "source").write_bytes(b"1")
+    root.mkdir()
+    store.storage.put_if_absent("a/b/c.json", tmp_path / "source" if from_file else b"1")
+    assert happened == ["sync stor", "sync a", "sync .tmp", "link", "sync a/b"]
 
 
 def test_stored_files_cannot_be_written_in_place(store: Store) -> None:
