@@ -62,4 +62,5 @@ def evaluate_run(store: Store, recipe: EvaluateRecipe, run: str, reporter: Repor
         )
     )
     end_run(store, run, 1, report.ref)
+    executor.say_what_was_reused()
     return run

@@ -16,6 +16,7 @@ from flows.registry import stage_named
 from schemas.artifacts import Manifest, Plan, Record, Ref
 from schemas.config import ConfigModel, validated
 from stages.artifacts import commit
+from stages.artifacts.code import changes_since
 from stages.artifacts.layout import plan_path, read_record
 from stages.artifacts.store import Store, open_store
 
@@ -66,7 +67,6 @@ class Executor:
         self.shards_at_once = shards_at_once
         self.executed: list[Manifest] = []
         self.reused: list[Manifest] = []
-        self.notes: list[str] = []
 
     def run(
         self,
@@ -97,14 +97,25 @@ class Executor:
             outcome = commit.materialise(
                 self.store, request, map_shards=lambda _, shards: self._submit(call, request.key, shards)
             )
-        self.notes += [note for note in outcome.notes if note not in self.notes]
         (self.reused if outcome.cached else self.executed).append(outcome.manifest)
         return outcome.manifest
+
+    def say_what_was_reused(self) -> None:
+        """One line for each other version of the code whose artifacts were reused."""
+        made_by: dict[str, list[str]] = {}
+        for manifest in self.reused:
+            changes = "; ".join(changes_since(manifest.code, manifest.libraries))
+            if changes:
+                made_by.setdefault(changes, []).append(str(manifest.ref))
+        for changes, refs in made_by.items():
+            shown = ", ".join(refs[:3]) + (f" and {len(refs) - 3} more" if len(refs) > 3 else "")
+            self.reporter.say(f"[yellow]note:[/] reused what other code made ({changes}): {shown}")
 
     def _submit(self, call: StageCall, key: str, shards: Sequence[str]) -> None:
         """Runs every shard as a task and waits for all, so that what can be finished is; then raises the first fault."""
         document = call.model_dump(mode="json")
-        faults = []
+        faults: list[Exception] = []
+        runner: ThreadPoolTaskRunner[Any]
         with ThreadPoolTaskRunner(max_workers=self.shards_at_once) as runner:
             futures = [
                 runner.submit(

@@ -41,7 +41,7 @@ class Reporter:
 
     def say(self, text: str) -> None:
         """Prints one line above the bars."""
-        self.console.print(text, highlight=False)
+        self.console.print(text, highlight=False, soft_wrap=True)
 
     @contextmanager
     def stage(self, title: str, key: str) -> Iterator[None]:

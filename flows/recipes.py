@@ -62,7 +62,7 @@ class Execution(ConfigModel):
     """Folder or URL of the store."""
     single_writer: bool = False
     """You vouch that one process at a time writes to the store: accepts storage without exclusive creation."""
-    shards_at_once: int = Field(4, ge=1)
+    shards_at_once: int = Field(default=4, ge=1)
     """Shards of a stage that are worked on at the same time in this process."""
     tasks: TasksExecution = TasksExecution()
     rollouts: RolloutsExecution = RolloutsExecution()
@@ -78,7 +78,7 @@ class Recipe(ConfigModel):
 
     run: str | None = None
     """Name of the run, a folder in the store. None: the recipe's file name and a hash of its settings."""
-    seed: int = Field(0, ge=0)
+    seed: int = Field(default=0, ge=0)
     """Everything random derives from it."""
     policy: StartingPolicy
     tasks: TasksConfig

@@ -59,6 +59,7 @@ def train_run(store: Store, recipe: TrainRecipe, run: str, reporter: Reporter) -
         else:
             policy = _iterate(executor, recipe, run, iteration, tasks, policy)
     _report(executor, recipe, run)
+    executor.say_what_was_reused()
     return run
 
 

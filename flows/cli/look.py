@@ -116,6 +116,8 @@ def _show_facts(console: Any, shelf: Any, manifest: "Manifest") -> None:
     from rich.table import Table
 
     facts = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
+    facts.add_column(no_wrap=True)
+    facts.add_column(overflow="fold")
     facts.add_row("artifact", f"[bold]{manifest.ref}[/]")
     facts.add_row("key", manifest.key)
     facts.add_row("digest", manifest.digest)
@@ -134,8 +136,8 @@ def _show_facts(console: Any, shelf: Any, manifest: "Manifest") -> None:
         facts.add_row(f"part {part}", ", ".join(entry.name for entry in manifest.table_files(part)))
     for name, value in manifest.summary.items():
         facts.add_row(f"summary {name}", shown(value))
-    for name, value in manifest.config.items():
-        facts.add_row(f"config {name}", shown(value))
+    for name, setting in manifest.config.items():
+        facts.add_row(f"config {name}", shown(setting))
     console.print(facts)
 
 
@@ -156,6 +158,8 @@ def _show_table(console: Any, shelf: Any, manifest: "Manifest", name: str, n_row
         return
     for row in scan(manifest, name, store=shelf).head(n_rows).collect().iter_rows(named=True):
         sample = Table(show_header=False, box=None, padding=(0, 2, 0, 2))
+        sample.add_column(no_wrap=True)
+        sample.add_column(overflow="fold")
         for column, value in row.items():
             sample.add_row(column, _cut(value))
         console.print()
@@ -177,6 +181,6 @@ def _lineage_line(name: str | None, node: "Node", again: bool) -> str:
     if node.manifest is None:
         return f"{prefix}{node.ref} [red](no longer in the store)[/]"
     if again:
-        return f"{prefix}{node.ref} [dim](shown above)[/]"
+        return f"{prefix}{node.ref} [dim](shown elsewhere in this tree)[/]"
     made = f"{node.manifest.stage}, {node.manifest.finished_at:%Y-%m-%d %H:%M:%S}"
     return f"{prefix}[bold]{node.ref}[/] [dim]{made}[/]"
