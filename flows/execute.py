@@ -9,6 +9,7 @@ from typing import Any
 
 from prefect import task
 from prefect.cache_policies import NO_CACHE
+from prefect.futures import PrefectConcurrentFuture
 from prefect.task_runners import ThreadPoolTaskRunner
 
 from flows.progress import Reporter, report
@@ -113,14 +114,13 @@ class Executor:
 
     def _submit(self, call: StageCall, key: str, shards: Sequence[str]) -> None:
         """Runs every shard as a task and waits for all, so that what can be finished is; then raises the first fault."""
-        document = call.model_dump(mode="json")
         faults: list[Exception] = []
-        runner: ThreadPoolTaskRunner[Any]
-        with ThreadPoolTaskRunner(max_workers=self.shards_at_once) as runner:
-            futures = [
-                runner.submit(
-                    _shard, parameters={"call": document, "key": key, "shard": shard, "n_shards": len(shards)}
-                )
+        # A task runner of the stage's own: how many shards work at once is the recipe's to say, not the flow's.
+        runner: ThreadPoolTaskRunner[Any] = ThreadPoolTaskRunner(max_workers=self.shards_at_once)
+        with runner:
+            common = {"call": call.model_dump(mode="json"), "key": key, "n_shards": len(shards)}
+            futures: list[PrefectConcurrentFuture[Any]] = [
+                runner.submit(_shard, parameters={**common, "shard": shard})  # type: ignore[arg-type]
                 for shard in shards
             ]
             for future in futures:

@@ -150,9 +150,9 @@ def _show_table(console: Any, shelf: Any, manifest: "Manifest", name: str, n_row
     total = sum(entry.rows or 0 for entry in manifest.table_files(name))
     console.print(f"\n[bold]{name}[/] version {manifest.schema_versions[name]}, {total:,} rows")
     schema = Table("column", "type", "null", "what it is", box=None, padding=(0, 2, 0, 0))
-    for column in TABLES[name].schema:
-        doc = (column.metadata or {}).get(b"doc", b"").decode()
-        schema.add_row(column.name, str(column.type).replace("element: ", ""), "yes" if column.nullable else "", doc)
+    for field in TABLES[name].schema:
+        doc = (field.metadata or {}).get(b"doc", b"").decode()
+        schema.add_row(field.name, str(field.type).replace("element: ", ""), "yes" if field.nullable else "", doc)
     console.print(schema)
     if not n_rows or not total:
         return
