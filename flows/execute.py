@@ -120,8 +120,7 @@ class Executor:
         with runner:
             common = {"call": call.model_dump(mode="json"), "key": key, "n_shards": len(shards)}
             futures: list[PrefectConcurrentFuture[Any]] = [
-                runner.submit(_shard, parameters={**common, "shard": shard})  # type: ignore[arg-type]
-                for shard in shards
+                runner.submit(_shard, parameters={**common, "shard": shard}) for shard in shards
             ]
             for future in futures:
                 try:
