@@ -11,6 +11,7 @@ from pydantic import Field, model_validator
 from flows.loading import load_config, read_yaml, with_overrides
 from schemas.config import ConfigModel, nearest, validated
 from schemas.errors import NotFoundError
+from stages.advantages.estimators import ESTIMATORS
 from stages.advantages.stage import AdvantagesConfig, AdvantagesExecution
 from stages.policy.importing import ImportConfig
 from stages.policy.settings import TrainerExecution
@@ -100,6 +101,16 @@ class TrainRecipe(Recipe):
     advantages: AdvantagesConfig = AdvantagesConfig()
     update: PolicyConfig = PolicyConfig()
     """The policy update."""
+
+    @model_validator(mode="after")
+    def _one_objective(self) -> "TrainRecipe":
+        made_for = ESTIMATORS[self.advantages.estimator].objective
+        if made_for != self.update.objective:
+            raise ValueError(
+                f"the estimator {self.advantages.estimator} makes advantages for the objective {made_for}, and "
+                f"update.objective is {self.update.objective}: set update.objective={made_for}, or another estimator"
+            )
+        return self
 
 
 class EvaluateRecipe(Recipe):

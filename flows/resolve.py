@@ -7,12 +7,20 @@ from typing import TypeVar
 
 from flows.recipes import Execution, Recipe, StartingPolicy
 from flows.registry import stage_named
-from schemas.config import ConfigModel
+from schemas.config import ConfigModel, nearest
+from schemas.errors import ConfigError, NotFoundError
+from stages.artifacts import commit
 from stages.artifacts.store import Store
 from stages.policy.importing import ImportExecution
+from stages.rewards.graders import GRADERS
+from stages.rollouts.agents import AGENTS
+from stages.tasks.stage import TasksConfig, TasksExecution
 
 _SECTIONS = {"rollouts": "rollouts", "rewards": "rewards", "advantages": "advantages", "update": "policy"}
 """Section of a recipe: the stage that it configures."""
+
+_READ: set[str] = set()
+"""Keys of tasks whose source this process has found to be good."""
 
 RecipeT = TypeVar("RecipeT", bound=Recipe)
 
@@ -24,10 +32,9 @@ def resolve(store: Store, recipe: RecipeT) -> RecipeT:
         RollmillError: for the first thing that does not exist or cannot be used.
     """
     how = recipe.execution
-    changed: dict[str, ConfigModel] = {
-        "tasks": _resolved("tasks", recipe.tasks, how.tasks),
-        "policy": _resolved_policy(store, recipe.policy, how),
-    }
+    tasks = _resolved_tasks(store, recipe.tasks, how.tasks)
+    _refuse_names_in_tasks(recipe, tasks)
+    changed: dict[str, ConfigModel] = {"tasks": tasks, "policy": _resolved_policy(store, recipe.policy, how)}
     for section, stage in _SECTIONS.items():
         if section in type(recipe).model_fields:
             changed[section] = _resolved(stage, getattr(recipe, section), getattr(how, stage))
@@ -39,13 +46,41 @@ def _resolved(stage: str, config: ConfigModel, execution: ConfigModel) -> Config
     return resolved
 
 
+def _resolved_tasks(store: Store, config: TasksConfig, execution: TasksExecution) -> TasksConfig:
+    """The source is read once where these tasks are not on the shelf yet: a bad row is refused now."""
+    stage = stage_named("tasks")
+    resolved: TasksConfig = stage.resolve(config, execution)
+    request = commit.Request(stage, resolved, execution)
+    if request.key not in _READ and commit.lookup(store, request) is None:
+        stage.check(store.inputs({}), resolved, execution)
+        _READ.add(request.key)
+    return resolved
+
+
+def _refuse_names_in_tasks(recipe: Recipe, tasks: TasksConfig) -> None:
+    """Where the recipe names no grader or agent, the tasks do; data may name built-in ones only."""
+    if recipe.rewards.grader is None and tasks.grader is None:
+        raise ConfigError(
+            "nothing names a grader: neither rewards.grader nor the tasks", hint="set rewards.grader=NAME"
+        )
+    named = (("grader", recipe.rewards.grader, GRADERS), ("agent", recipe.rollouts.agent, AGENTS))
+    for what, chosen, known in named:
+        name = getattr(tasks, what)
+        if chosen is None and name is not None and name not in known:
+            section = "rewards" if what == "grader" else "rollouts"
+            raise NotFoundError(
+                f"the tasks ask for the {what} {name!r}, which is not built in: {nearest(name, list(known))}",
+                hint=f"name one for all tasks: {section}.{what}=NAME",
+            )
+
+
 def _resolved_policy(store: Store, start: StartingPolicy, how: Execution) -> StartingPolicy:
-    changed: dict[str, ConfigModel] = {}
-    if start.ref is not None:
-        store.resolve(start.ref, kind="policy")
+    changed: dict[str, ConfigModel | str] = {}
+    if start.ref is not None:  # a run's last policy is another one tomorrow
+        changed["ref"] = f"policy/{store.resolve(start.ref, kind='policy').key}"
     if start.source is not None:
         changed["imported"] = _resolved("policy_import", start.imported, ImportExecution(location=start.source))
     if start.warmstart is not None:
-        tasks = _resolved("tasks", start.warmstart.tasks, how.tasks)
+        tasks = _resolved_tasks(store, start.warmstart.tasks, how.tasks)
         changed["warmstart"] = start.warmstart.model_copy(update={"tasks": tasks})
     return start.model_copy(update=changed)

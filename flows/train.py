@@ -52,22 +52,33 @@ def train_run(store: Store, recipe: TrainRecipe, run: str, reporter: Reporter) -
         shards_at_once=recipe.execution.shards_at_once,
     )
     tasks = tasks_of(executor, recipe)
-    policy = starting_policy(executor, recipe)
+    policy = start = starting_policy(executor, recipe)
     for iteration in range(recipe.iterations):
         if iteration in done:
             policy = store.manifest(done[iteration].artifacts["policy"])
         else:
-            policy = _iterate(executor, recipe, run, iteration, tasks, policy)
+            policy = _iterate(executor, recipe, run, iteration, tasks, policy, start)
     _report(executor, recipe, run)
     executor.say_what_was_reused()
     return run
 
 
 def _iterate(
-    executor: Executor, recipe: TrainRecipe, run: str, iteration: int, tasks: Manifest, policy: Manifest
+    executor: Executor,
+    recipe: TrainRecipe,
+    run: str,
+    iteration: int,
+    tasks: Manifest,
+    policy: Manifest,
+    start: Manifest,
 ) -> Manifest:
-    """One iteration; returns the new policy."""
+    """One iteration; returns the new policy.
+
+    Args:
+        start: the run's first policy, which a penalty on the divergence refers to.
+    """
     how, where = recipe.execution, f"iteration {iteration + 1}/{recipe.iterations}"
+    against_start = recipe.update.kl is not None and recipe.update.kl.against == "reference"
     rollouts = executor.run(
         "rollouts",
         _with_batch(recipe.rollouts, tasks, iteration),
@@ -89,7 +100,12 @@ def _iterate(
         "policy",
         recipe.update,
         how.policy,
-        {"policy": [policy], "rollouts": [rollouts], "advantages": [advantages]},
+        {
+            "policy": [policy],
+            "rollouts": [rollouts],
+            "advantages": [advantages],
+            "reference": [start] if against_start else [],
+        },
         title=f"{where}: update",
     )
     made = {"tasks": tasks, "policy_in": policy, "rollouts": rollouts, "rewards": rewards, "advantages": advantages}
