@@ -4,7 +4,7 @@ from typing import Annotated, Any
 
 import typer
 
-from flows.cli.options import Overrides, StoreOption
+from flows.cli.options import Overrides, StoreOption, store_flag
 
 
 def register(app: typer.Typer) -> None:
@@ -98,7 +98,7 @@ def _show_end(store: Any, run: str) -> None:
             table.add_row(f"[dim]{name}[/]", fact, shown(value))
     console = Console()
     console.print(table)
-    where = "" if store.url == "./store" else f" --store {store.url}"
+    where = store_flag(store)
     console.print(
         f"\nIt lies in [bold]{store.url}[/]. Report: {page_of(store, record.artifacts['report'])}", soft_wrap=True
     )

@@ -8,8 +8,6 @@ from flows.cli.options import StoreOption, opened
 from flows.display import shown
 
 if TYPE_CHECKING:
-    from rich.tree import Tree
-
     from schemas.artifacts import Manifest
     from stages.artifacts.lineage import Node
 

@@ -1,5 +1,6 @@
 """Options that several commands share, and the ways in which they open a store."""
 
+import os
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -28,3 +29,11 @@ def opened(url: str | None, *, writable: bool) -> "Store":
     from stages.artifacts.store import open_store
 
     return open_store(url or "./store", writable=writable)
+
+
+def store_flag(store: "Store") -> str:
+    """What a command about this store needs: nothing where it is the default one."""
+    from stages.artifacts.storage import open_storage
+
+    default = open_storage(os.environ.get("ROLLMILL_STORE") or "./store").url
+    return "" if store.url == default else f" --store {store.url}"

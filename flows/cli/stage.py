@@ -4,7 +4,7 @@ from typing import Annotated, Any
 
 import typer
 
-from flows.cli.options import StoreOption
+from flows.cli.options import StoreOption, store_flag
 from flows.registry import STAGE_NAMES
 
 
@@ -70,13 +70,13 @@ def stage(
         found = commit.lookup(shelf, request)
         assert found is not None, "the flow has made it"
         print(f"made {found.ref}")
-        _show_end(found, shelf.url)
+        _show_end(found, shelf)
         return
     print(f"{found.ref} was on the shelf; nothing was executed")
-    _show_end(found, shelf.url)
+    _show_end(found, shelf)
 
 
-def _show_end(manifest: Any, url: str) -> None:
+def _show_end(manifest: Any, store: Any) -> None:
     from rich.console import Console
     from rich.table import Table
 
@@ -87,8 +87,7 @@ def _show_end(manifest: Any, url: str) -> None:
         table.add_row(fact, shown(value))
     console = Console()
     console.print(table)
-    where = "" if url == "./store" else f" --store {url}"
-    console.print(f"Look at it: rollmill show {manifest.ref}{where}", soft_wrap=True)
+    console.print(f"Look at it: rollmill show {manifest.ref}{store_flag(store)}", soft_wrap=True)
 
 
 def _describe(chosen: Any) -> None:

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from flows.cli.options import Overrides, StoreOption
+from flows.cli.options import Overrides, StoreOption, store_flag
 
 if TYPE_CHECKING:
     from stages.artifacts.store import Store
@@ -66,7 +66,7 @@ def show_end(store: "Store", run: str) -> None:
         )
     console = Console()
     console.print(table)
-    where = "" if store.url == "./store" else f" --store {store.url}"
+    where = store_flag(store)
     console.print(f"\nIt lies in [bold]{store.url}[/]: every task, rollout, reward, advantage and policy of the run.")
     if end is not None and end.report is not None:
         console.print(f"Report: {page_of(store, end.report)}", soft_wrap=True)
