@@ -15,8 +15,11 @@ from typing import Any
 from schemas.errors import StoreError
 from stages.artifacts.storage import Entry, Storage, contained
 
-CONNECT_TIMEOUT_S = 10
-READ_TIMEOUT_S = 60
+CONNECT_TIMEOUT_S = 5.0
+READ_TIMEOUT_S = 30.0
+"""Without an answer for so long a request is tried again; the library's own default can wait for ever."""
+S3_ATTEMPTS = 4
+"""How often the S3 client tries a request; twice this for connections that break off."""
 CONFLICT_RETRIES = 8
 """How often a 409 (two conditional writes met) is tried again, with growing pauses: 5 s in all."""
 
@@ -167,14 +170,10 @@ def _connect(scheme: str) -> Any:
     import fsspec
 
     options: dict[str, Any] = {"use_listings_cache": False, "skip_instance_cache": True}
-    if scheme in ("s3", "s3a"):
-        options["config_kwargs"] = {
-            "connect_timeout": CONNECT_TIMEOUT_S,
-            "read_timeout": READ_TIMEOUT_S,
-            "retries": {"max_attempts": 5, "mode": "standard"},
-        }
     try:
-        return fsspec.filesystem(scheme, **options)
+        if scheme in ("s3", "s3a"):
+            options |= _s3_options()
+        connected = fsspec.filesystem(scheme, **options)
     except ImportError as error:
         hint = _MISSING_LIBRARY.get(scheme.removesuffix("a") if scheme == "s3a" else scheme)
         raise StoreError(f"stores at {scheme}:// need a library that is not installed: {error}", hint=hint) from error
@@ -182,6 +181,24 @@ def _connect(scheme: str) -> Any:
         raise StoreError(
             f"no storage is known for {scheme}://", hint="use a folder, s3://bucket/prefix, gs://… or memory://…"
         ) from error
+    if scheme in ("s3", "s3a"):
+        connected.retries = 2
+    return connected
+
+
+def _s3_options() -> dict[str, Any]:
+    import aiobotocore.session
+    import botocore.handlers
+
+    session = aiobotocore.session.AioSession()
+    # A PUT would wait for "100 Continue" first, and that wait knows no time limit.
+    session.unregister("before-call.s3", botocore.handlers.add_expect_header)
+    limits = {
+        "connect_timeout": CONNECT_TIMEOUT_S,
+        "read_timeout": READ_TIMEOUT_S,
+        "retries": {"max_attempts": S3_ATTEMPTS, "mode": "standard"},
+    }
+    return {"session": session, "config_kwargs": limits}
 
 
 def _http_status(error: BaseException | None) -> int | None:

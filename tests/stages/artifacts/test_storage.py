@@ -2,6 +2,7 @@
 
 import os
 import pickle
+import socket
 import threading
 import time
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 
 from schemas.errors import StoreError
+from stages.artifacts import storage_fsspec
 from stages.artifacts.storage import Storage, check_exclusive, open_storage
 from stages.artifacts.store import Store
 
@@ -211,6 +213,18 @@ def test_a_refused_credential_is_a_store_error_without_the_secret(
     with pytest.raises(StoreError, match="bucket") as caught:
         storage.put_if_absent("a", b"1")
     assert "rollmill-test-secret" not in str(caught.value)
+
+
+def test_a_server_that_never_answers_is_given_up(monkeypatch: pytest.MonkeyPatch, s3_client: Any) -> None:
+    monkeypatch.setattr(storage_fsspec, "READ_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(storage_fsspec, "S3_ATTEMPTS", 1)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{silent.getsockname()[1]}")
+        storage = open_storage("s3://bucket/prefix")
+        with pytest.raises(StoreError, match="imeout"):
+            storage.put_if_absent("a", b"1")
+        with pytest.raises(StoreError, match="imeout"):
+            storage.read("a")
 
 
 def _answer(status: int, code: str) -> OSError:
