@@ -1,6 +1,16 @@
 """How values are written for a person."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rich.text import Text
+
+
+def cell(value: Any) -> "Text":
+    """A value in a table of rich's, as it stands: no bracket or colon in it is taken for markup."""
+    from rich.text import Text
+
+    return Text(value if isinstance(value, str) else shown(value))
 
 
 def shown(value: Any) -> str:

@@ -49,7 +49,7 @@ def read_yaml(path: str | Path) -> dict[str, Any]:
 
 
 def with_overrides(values: dict[str, Any], overrides: Iterable[str]) -> dict[str, Any]:
-    """A copy of ``values`` with each ``dotted.key=value`` set; values are read as YAML.
+    """A copy of ``values`` with each ``dotted.key=value`` set; values are read as YAML, templates as text.
 
     Raises:
         ConfigError: an override has no ``=``, or walks through a setting that is no mapping.
@@ -68,11 +68,17 @@ def with_overrides(values: dict[str, Any], overrides: Iterable[str]) -> dict[str
             elif not isinstance(inner, dict):
                 raise ConfigError(f"override {override!r}: {parent!r} is {inner!r}, not a group of settings")
             place = inner
-        try:
-            place[last] = yaml.safe_load(text)
-        except yaml.YAMLError:
-            place[last] = text
+        place[last] = _read_value(text)
     return result
+
+
+def _read_value(text: str) -> Any:
+    try:
+        value = yaml.safe_load(text)
+    except yaml.YAMLError:
+        return text
+    # "{question}" is a template: as YAML it would be a mapping of "question" to nothing.
+    return text if isinstance(value, dict) and value and ":" not in text else value
 
 
 def _copied(values: Any) -> Any:

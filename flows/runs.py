@@ -43,6 +43,18 @@ def begin_run(store: Store, name: str, flow: str, identity: dict[str, Any]) -> R
     )
 
 
+def has_finished(store: Store, name: str, flow: str, identity: dict[str, Any]) -> bool:
+    """Whether nothing is left to do of this run.
+
+    Raises:
+        ConfigError: a run of this name has another config.
+    """
+    if name not in store.runs():
+        return False
+    begin_run(store, name, flow, identity)
+    return store.run_end(name) is not None
+
+
 def end_run(store: Store, name: str, iterations: int, report: Ref | None) -> RunEnd:
     """Records that nothing is left to do."""
     return store.put_run_end(

@@ -42,7 +42,7 @@ def evaluate(
     """
     from flows.recipes import EvaluateRecipe, load_recipe
     from flows.resolve import resolve
-    from flows.runs import run_name
+    from flows.runs import has_finished, run_name
     from schemas.errors import ConfigError
     from stages.artifacts.store import open_store
 
@@ -60,9 +60,9 @@ def evaluate(
         recipe["execution"] = {"tasks": {"data_dir": data_dir}}
     settings, _ = load_recipe(EvaluateRecipe, recipe, overrides or [], store)
     shelf = open_store(settings.execution.store, single_writer=settings.execution.single_writer)
-    settings = resolve(shelf, settings)
-    name = run_name(settings.run, f"eval-{benchmark}", settings.identity())
-    if name in shelf.runs() and shelf.run_end(name) is not None:
+    identity = resolve(shelf, settings).identity()
+    name = run_name(settings.run, f"eval-{benchmark}", identity)
+    if has_finished(shelf, name, "evaluate", identity):
         print(f"the evaluation {name} has finished; no stage was executed")
     else:
         from flows.cli.prefect import quiet
@@ -89,13 +89,13 @@ def _show_end(store: Any, run: str) -> None:
     from rich.table import Table
 
     from flows.cli.train import page_of
-    from flows.display import shown
+    from flows.display import cell
 
     (record,) = store.iterations(run)
     table = Table(show_header=False, box=None, title=f"run {run}")
     for name in ("rollouts", "rewards"):
         for fact, value in store.manifest(record.artifacts[name]).summary.items():
-            table.add_row(f"[dim]{name}[/]", fact, shown(value))
+            table.add_row(f"[dim]{name}[/]", fact, cell(value))
     console = Console()
     console.print(table)
     where = store_flag(store)

@@ -1,11 +1,12 @@
 """Commands that only look: ``runs``, ``show``, ``lineage``, ``diff``. They write nothing."""
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from flows.cli.options import StoreOption, opened
-from flows.display import shown
+from flows.display import cell, shown
 
 if TYPE_CHECKING:
     from schemas.artifacts import Manifest
@@ -101,7 +102,7 @@ def diff(
     table = Table("", "", str(found.a), str(found.b), box=None)
     for what in ("config", "inputs", "rows", "summary", "code"):
         for name, (one, other) in getattr(found, what).items():
-            table.add_row(what, name, shown(one), shown(other))
+            table.add_row(what, cell(name), cell(one), cell(other))
             what = ""
     console = Console()
     if table.row_count:
@@ -133,9 +134,9 @@ def _show_facts(console: Any, shelf: Any, manifest: "Manifest") -> None:
     for part in dict.fromkeys(entry.table for entry in manifest.files if entry.rows is None):
         facts.add_row(f"part {part}", ", ".join(entry.name for entry in manifest.table_files(part)))
     for name, value in manifest.summary.items():
-        facts.add_row(f"summary {name}", shown(value))
+        facts.add_row(f"summary {name}", cell(value))
     for name, setting in manifest.config.items():
-        facts.add_row(f"config {name}", shown(setting))
+        facts.add_row(f"config {name}", cell(setting))
     console.print(facts)
 
 
@@ -143,7 +144,6 @@ def _show_table(console: Any, shelf: Any, manifest: "Manifest", name: str, n_row
     from rich.table import Table
 
     from schemas.tables import TABLES
-    from stages.artifacts.scan import scan
 
     total = sum(entry.rows or 0 for entry in manifest.table_files(name))
     console.print(f"\n[bold]{name}[/] version {manifest.schema_versions[name]}, {total:,} rows")
@@ -154,24 +154,35 @@ def _show_table(console: Any, shelf: Any, manifest: "Manifest", name: str, n_row
     console.print(schema)
     if not n_rows or not total:
         return
-    for row in scan(manifest, name, store=shelf).head(n_rows).collect().iter_rows(named=True):
+    for row in _first_rows(shelf, manifest, name, n_rows):
         sample = Table(show_header=False, box=None, padding=(0, 2, 0, 2))
         sample.add_column(no_wrap=True)
         sample.add_column(overflow="fold")
         for column, value in row.items():
-            sample.add_row(column, _cut(value))
+            sample.add_row(column, cell(_cut(value)))
         console.print()
         console.print(sample)
 
 
-def _cut(value: Any) -> str:
-    from rich.markup import escape
+def _first_rows(shelf: Any, manifest: "Manifest", name: str, n_rows: int) -> Iterator[dict[str, Any]]:
+    import polars as pl
 
+    from stages.artifacts.scan import scan
+    from stages.artifacts.verify import verify as verify_files
+
+    try:
+        yield from scan(manifest, name, store=shelf).head(n_rows).collect().iter_rows(named=True)
+    except pl.exceptions.PolarsError:
+        verify_files(shelf, manifest)  # names the file that is damaged
+        raise
+
+
+def _cut(value: Any) -> str:
     if isinstance(value, list):
         head = ", ".join(shown(item) for item in value[:12])
-        return escape(f"[{head}{', …' if len(value) > 12 else ''}] ({len(value)})")
+        return f"[{head}{', …' if len(value) > 12 else ''}] ({len(value)})"
     text = shown(value) if not isinstance(value, str) else value.replace("\n", "⏎")
-    return escape(text if len(text) <= 200 else f"{text[:200]}…")
+    return text if len(text) <= 200 else f"{text[:200]}…"
 
 
 def _lineage_line(name: str | None, node: "Node", again: bool) -> str:

@@ -37,6 +37,8 @@ def stage(
     from flows.call import stage_request
     from flows.loading import read_yaml, with_overrides
     from flows.registry import stage_named
+    from schemas.config import nearest
+    from schemas.errors import ConfigError
     from stages.artifacts import commit
     from stages.artifacts.store import open_store
 
@@ -50,8 +52,11 @@ def stage(
         key, equals, value = item.partition("=")
         if equals and key in chosen.inputs:
             inputs.setdefault(key, []).append(value)
-        else:
-            overrides.append(item)
+            continue
+        known = [*chosen.inputs, *chosen.Config.model_fields, "execution"]
+        if equals and key.partition(".")[0] not in known:
+            raise ConfigError(f"stage {name} has no input or setting {key!r}", hint=nearest(key, known))
+        overrides.append(item)
     values = with_overrides(read_yaml(config) if config else {}, overrides)
     execution = values.pop("execution", None) or {}
     shelf = open_store(store or "./store")
@@ -80,11 +85,11 @@ def _show_end(manifest: Any, store: Any) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from flows.display import shown
+    from flows.display import cell
 
     table = Table(show_header=False, box=None)
     for fact, value in manifest.summary.items():
-        table.add_row(fact, shown(value))
+        table.add_row(fact, cell(value))
     console = Console()
     console.print(table)
     console.print(f"Look at it: rollmill show {manifest.ref}{store_flag(store)}", soft_wrap=True)
@@ -93,6 +98,8 @@ def _show_end(manifest: Any, store: Any) -> None:
 def _describe(chosen: Any) -> None:
     from rich.console import Console
     from rich.table import Table
+
+    from flows.display import cell
 
     console = Console()
     console.print(f"[bold]{chosen.name}[/] makes an artifact of kind {chosen.kind}: {', '.join(chosen.tables)}")
@@ -103,5 +110,5 @@ def _describe(chosen: Any) -> None:
         table = Table("key", "default", "what it is", title=title, title_justify="left", box=None)
         for name, field in model.model_fields.items():
             default = "(required)" if field.is_required() else str(field.get_default(call_default_factory=True))
-            table.add_row(name, default, field.description or "")
+            table.add_row(name, cell(default), cell(field.description or ""))
         console.print(table)

@@ -28,13 +28,14 @@ def train(
     """
     from flows.recipes import TrainRecipe, load_recipe
     from flows.resolve import resolve
-    from flows.runs import run_name
+    from flows.runs import has_finished, run_name
     from stages.artifacts.store import open_store
 
     settings, label = load_recipe(TrainRecipe, recipe, overrides or [], store)
     shelf = open_store(settings.execution.store, single_writer=settings.execution.single_writer)
-    name = run_name(settings.run, label, resolve(shelf, settings).identity())
-    if name in shelf.runs() and shelf.run_end(name) is not None:
+    identity = resolve(shelf, settings).identity()
+    name = run_name(settings.run, label, identity)
+    if has_finished(shelf, name, "train", identity):
         print(f"the run {name} has finished; no stage was executed")
     else:
         from flows.cli.prefect import quiet

@@ -94,6 +94,8 @@ class LocalStorage(Storage):
         self._created_root = not self.root.exists()
         try:
             self._make_folder(self.root)
+            if not self.root.is_dir():
+                raise NotADirectoryError(errno.ENOTDIR, "it is a file, not a folder")
         except OSError as error:
             raise StoreError(
                 f"the store {self.url} cannot be written: {error.strerror}", hint="choose another folder with --store"
