@@ -55,6 +55,7 @@ class EpisodeRecord:
     started_at: datetime
     duration_s: float
     steps: list[RecordedStep]
+    """Sorted by trajectory and step."""
 
     @property
     def agent(self) -> str:

@@ -37,10 +37,8 @@ def episodes_table(episodes: Sequence[EpisodeRecord], policy_id: str) -> pa.Tabl
 
 def steps_table(episodes: Sequence[EpisodeRecord], logprob_mode: str) -> pa.Table:
     """One row a model call, sorted by episode, trajectory and step."""
-    found = sorted(
-        ((episode.attempt.episode_id, step) for episode in episodes for step in episode.steps),
-        key=lambda item: (item[0], item[1].trajectory, item[1].step_index),
-    )
+    by_id = sorted(episodes, key=lambda episode: episode.attempt.episode_id)
+    found = [(episode.attempt.episode_id, step) for episode in by_id for step in episode.steps]
     columns: dict[str, Any] = {
         "episode_id": [episode_id for episode_id, _ in found],
         "trajectory": [step.trajectory for _, step in found],

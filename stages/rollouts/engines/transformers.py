@@ -232,12 +232,14 @@ class TransformersEngine(Engine):
         self._model = None  # frees the memory first
         self._model = _loaded_model(policy.folder, self._dtype).to(self._device).eval()
         self._cache = SlotCache(self._max_batch)
-        found = [self._sequence_logprobs(ids) for ids in policy.probe.ids]
-        refuse_probe(self.name, policy, probe_error(found, policy.probe), self._tolerance)
+        in_one_pass = [self._sequence_logprobs(ids) for ids in policy.probe.ids]
         decoded = [self._decoded_logprobs(ids) for ids in policy.probe.ids]
-        for whole, tail in zip(found, decoded, strict=True):
-            whole[len(whole) - len(tail) :] = tail
-        refuse_probe(self.name, policy, probe_error(found, policy.probe), self._tolerance)
+        with_tails = [
+            np.concatenate([whole[: len(whole) - len(tail)], tail])
+            for whole, tail in zip(in_one_pass, decoded, strict=True)
+        ]
+        error = max(probe_error(found, policy.probe) for found in (in_one_pass, with_tails))
+        refuse_probe(self.name, policy, error, self._tolerance)
 
     def _sequence_logprobs(self, ids: np.ndarray) -> np.ndarray:
         """Of ``ids[1:]``, each after all before it, in one pass."""

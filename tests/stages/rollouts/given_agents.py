@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from pathlib import Path
 
 import rollmill
 from schemas.records import Episode, Task, Trajectory
@@ -48,6 +49,14 @@ async def raises_in_second_turn(task, config):
 async def hangs(task, config):
     await config.chat(first(task))
     await asyncio.sleep(60)
+
+
+async def notes_its_end(task, config):
+    try:
+        await config.chat(first(task))
+        await asyncio.sleep(60)
+    finally:
+        Path(config.metadata["folder"], task.id).touch()
 
 
 async def hangs_and_ignores_its_end(task, config):

@@ -4,6 +4,7 @@ import dataclasses
 import json
 import subprocess
 import sys
+import time
 from pathlib import Path
 from secrets import token_hex
 from typing import Any
@@ -214,6 +215,21 @@ def test_an_agents_fault_is_its_episodes_status_and_its_steps_are_kept(shelf, ag
         assert episodes["error"].str.contains(said).all()
         assert (episodes["error"].str.len_chars() <= 2000).all()
     assert manifest.summary["status"] == {status: 3}
+
+
+def test_an_agent_is_ended_at_its_time_limit(shelf, tmp_path):
+    store, tasks, stored = shelf
+    config = {
+        "engine": SCRIPTED,
+        "agent": f"{AGENTS}:notes_its_end",
+        "agent_config": {"folder": str(tmp_path)},
+        "episode_time_limit_s": 0.1,
+        "n": 2,
+    }
+    began = time.monotonic()
+    rolled_out(store, request(tasks, stored, config, {"max_concurrency": 1, "shard_tasks": 9}))
+    assert 0.6 <= time.monotonic() - began < 5
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["t000", "t001", "t002"]
 
 
 def test_one_agents_fault_does_not_touch_its_siblings(shelf):

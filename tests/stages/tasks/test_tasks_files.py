@@ -85,6 +85,22 @@ def test_segments_read_one_by_one_are_the_file(tmp_path_factory, texts, size, na
     assert [item for piece in pieces for item in rows.read(path, format_, name, piece)] == whole
 
 
+def test_a_parquet_file_of_many_batches_is_cut_at_row_groups(write, make_tasks):
+    items = [{"q": f"question {n}", "a": f"#### {n}", "n": f"{n:04d}"} for n in range(3000)]
+    location = write("t.parquet", as_parquet(items, row_group_size=700))
+    _, tables = make_tasks(CONFIG, {"location": location, "shard_rows": 1500})
+    assert [len(table) for table in tables] == [1400, 1400, 200]
+    assert pa.concat_tables(tables).column("answer").to_pylist() == [str(n) for n in range(3000)]
+    _, tables = make_tasks({**CONFIG, "limit": 1401}, {"location": location, "shard_rows": 1400})
+    assert [len(table) for table in tables] == [1400, 1]
+
+
+@pytest.mark.parametrize("name", ["t.jsonl", "t.csv"])
+def test_a_byte_order_mark_is_no_part_of_the_first_line(write, rows_of, name):
+    found = rows_of(CONFIG, {"location": write(name, b"\xef\xbb\xbf" + FORMS[name](ROWS).encode())})
+    assert [row["task_id"] for row in found] == ["task-1", "task-2", "task-3", "task-4"]
+
+
 def test_content_parts_numbers_and_other_columns_are_kept(write, rows_of):
     parts = [{"type": "text", "text": "look"}]
     items = [{"q": parts, "a": 7, "more": [1, {"x": None}], "score": 0.5}]
