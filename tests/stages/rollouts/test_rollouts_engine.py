@@ -9,10 +9,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from schemas.errors import InputError, StageFailed
-from stages.rollouts.engines.base import EngineFault, GenerationRequest, Probe, SamplingParams
+from stages.rollouts.engines.base import EngineFault, GenerationRequest, PolicyFiles, Probe, SamplingParams
 from tests.stages.rollouts.policies import forward_logprobs, make_policy
 
 PLAIN = SamplingParams(max_tokens=12)
@@ -34,11 +34,11 @@ def answers(generations):
     return [generation.response_ids.tolist() for generation in generations]
 
 
-def assert_logprobs_are_a_forward_pass(policy, requests, generations):
+def assert_logprobs_are_a_forward_pass(policy, requests, generations, atol=1e-5):
     for request, generation in zip(requests, generations, strict=True):
         whole = forward_logprobs(policy.folder, np.concatenate([request.prompt_ids, generation.response_ids]))
         n = len(generation.response_ids)
-        np.testing.assert_allclose(generation.logprobs, whole[-n:], atol=1e-5)
+        np.testing.assert_allclose(generation.logprobs, whole[-n:], atol=atol)
 
 
 def test_greedy_is_what_transformers_generates(engine, policy):
@@ -150,6 +150,30 @@ def test_models_with_a_sliding_window_or_biased_heads_are_sampled_right(tmp_path
         engine.load(policy)
         requests = [GenerationRequest(prompt, PLAIN, seed=n) for n, prompt in enumerate(prompts(5, longest=20))]
         assert_logprobs_are_a_forward_pass(policy, requests, ask(engine, requests))
+
+
+@pytest.mark.shared_data
+def test_a_real_trained_model_tells_the_story_that_transformers_tells(shared_data, make_engine):
+    folder = shared_data / "model_stories260k"
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    prompt = np.array(tokenizer.encode("Once upon a time"), dtype=np.int32)
+    probe = Probe([prompt], [forward_logprobs(folder, prompt)])
+    policy = PolicyFiles("stories", folder, probe)
+    engine = make_engine()
+    engine.load(policy)
+    greedy = SamplingParams(temperature=0, max_tokens=60, stop_token_ids=(1,))
+    sampled = SamplingParams(max_tokens=180, stop_token_ids=(1,))
+    requests = [GenerationRequest(prompt, greedy, 0), *(GenerationRequest(prompt, sampled, seed) for seed in range(32))]
+    story, *stories = ask(engine, requests)
+    with torch.no_grad():
+        theirs = AutoModelForCausalLM.from_pretrained(folder).generate(
+            torch.from_numpy(prompt.astype(np.int64))[None], do_sample=False, max_new_tokens=60, eos_token_id=1
+        )[0, len(prompt) :]
+    assert story.response_ids.tolist() == theirs.tolist()
+    assert_logprobs_are_a_forward_pass(policy, requests[1:5], stories[:4], atol=5e-5)
+    # The folder's note gives the share of stories that mention mom: .54 of 256 sampled ones.
+    share = np.mean(["mom" in tokenizer.decode(story.response_ids) for story in stories])
+    assert 0.25 < share < 0.8
 
 
 def test_another_policy_is_taken_and_the_first_one_again(make_engine, policy, other_policy):
