@@ -86,6 +86,6 @@ def trained(tmp_path_factory: pytest.TempPathFactory, recipe_file: Path, grader_
 @pytest.fixture
 def trained_copy(trained: Trained, tmp_path: Path) -> Trained:
     """A copy of the trained store that a test may add to or damage."""
-    url = tmp_path / "store"
+    url = tmp_path / "copy"
     shutil.copytree(trained.url, url)
     return Trained(str(url), trained.run, trained.recipe, trained.grader, trained.output)
