@@ -79,7 +79,7 @@ class Shelf(RuleBasedStateMachine):
         entry = data.draw(st.sampled_from(manifest.files))
         path = f"{artifact_folder(manifest.kind, manifest.key)}/{entry.path}"
         raw = bytearray(self.store.storage.read(path))
-        raw[data.draw(st.integers(0, len(raw) - 1))] ^= 1 << data.draw(st.integers(0, 7))
+        raw[data.draw(st.integers(0, 10**6)) % len(raw)] ^= 1 << data.draw(st.integers(0, 7))
         self.store.storage.delete(path)
         self.store.storage.put_if_absent(path, bytes(raw))
         self.damaged.add(work)

@@ -281,6 +281,19 @@ def test_a_query_plan_over_s3_holds_no_credential(s3_store: Store) -> None:
         assert "rollmill-test-id" not in text
 
 
+def test_credentials_of_a_profile_serve_for_scanning_too(
+    s3_url: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Credentials need not be in the environment themselves."""
+    (tmp_path / "credentials").write_text("[other]\naws_access_key_id = id\naws_secret_access_key = secret\n")
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "credentials"))
+    monkeypatch.setenv("AWS_PROFILE", "other")
+    store = open_store(s3_url)
+    assert scan(stored_tasks(store), "tasks", store=store).collect().height == 3
+
+
 def test_a_scan_sees_no_partition_in_a_path(tmp_path: Path) -> None:
     """A store below a folder called ``run=001`` gains no column."""
     store = open_store(tmp_path / "run=001" / "[store]")

@@ -96,6 +96,18 @@ def test_listings_see_every_change_at_once(storage: Storage) -> None:
     assert storage.names("a") == ["2"]
 
 
+def test_listings_see_what_another_process_changed(s3_url: str) -> None:
+    one, other = open_storage(s3_url), open_storage(s3_url)
+    one.put_if_absent("a/1", b"1")
+    assert other.names("a") == ["1"]
+    assert not other.exists("a/2")
+    one.put_if_absent("a/2", b"1")
+    one.delete("a/1")
+    assert other.names("a") == ["2"]
+    assert [entry.path for entry in other.entries("a")] == ["a/2"]
+    assert (other.exists("a/1"), other.exists("a/2")) == (False, True)
+
+
 def test_a_deleted_object_can_be_created_again(storage: Storage) -> None:
     storage.put_if_absent("a", b"1")
     storage.delete("a")
