@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from schemas.artifacts import FORMAT_VERSION, FileEntry, Manifest, Plan, Receipt, ShardPlan
 from schemas.canonical import canonical_hash
 from schemas.config import ConfigModel
-from schemas.errors import ConfigError, KindError, NotFoundError, StageFailed
+from schemas.errors import ConfigError, KindError, NotFoundError, StageFailed, StoreError
 from schemas.tables import TABLES
 from stages.artifacts.checksums import each, file_checksum, side_by_side, stored_checksum
 from stages.artifacts.code import changes_since, code_version, library_versions
@@ -322,7 +322,10 @@ def _put_tables(store: Store, request: Request, shard: str, output: ShardOutput,
     def put(piece: tuple[str, str, "pa.Table"]) -> FileEntry:
         table, name, rows = piece
         file = scratch / f"{TEMPORARY}{table}-{name}"
-        write_parquet(rows, table, file)
+        try:
+            write_parquet(rows, table, file)
+        except OSError as error:
+            raise StoreError(f"the table {table} of {request.name} cannot be written: {error}") from error
         sha256, size = file_checksum(file), file.stat().st_size
         path = table_file_path(table, shard, sha256)
         _put_data(store, request, path, file, sha256)

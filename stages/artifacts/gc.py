@@ -49,7 +49,7 @@ def collect_garbage(
     now = time.time()
     folders, loose = _by_artifact(store)
     manifests = {folder: _manifest(store, folder, entries) for folder, entries in folders.items()}
-    garbage = [_temporary(entry, now) for entry in loose if _is_temporary(entry) and now - entry.modified >= grace_s]
+    garbage = list(_left_over(loose, now, grace_s))
     _delete(store, garbage, delete)
     for folder, entries in folders.items():
         found = list(_garbage_in(folder, entries, manifests[folder], now, grace_s))
@@ -93,10 +93,10 @@ def _garbage_in(
                 yield Garbage(entry.path, entry.bytes, now - entry.modified, "begun and never finished")
         return
     named = {f"{folder}/{entry.path}" for entry in manifest.files}
+    yield from _left_over(entries, now, grace_s)
     for entry in old:
-        if _is_temporary(entry):
-            yield _temporary(entry, now)
-        elif entry.path.startswith(f"{folder}/data/") and entry.path not in named:
+        is_temporary = entry.path.rsplit("/", 1)[-1].startswith(TEMPORARY)
+        if entry.path.startswith(f"{folder}/data/") and entry.path not in named and not is_temporary:
             yield Garbage(entry.path, entry.bytes, now - entry.modified, "no manifest names it")
 
 
@@ -106,12 +106,17 @@ def _garbage_again(store: Store, folder: str, grace_s: float) -> Iterator[Garbag
     return _garbage_in(folder, entries, _manifest(store, folder, entries), time.time(), grace_s)
 
 
-def _is_temporary(entry: Entry) -> bool:
-    return any(segment.startswith(TEMPORARY) for segment in entry.path.split("/"))
-
-
-def _temporary(entry: Entry, now: float) -> Garbage:
-    return Garbage(entry.path, entry.bytes, now - entry.modified, "left by a writer that was killed")
+def _left_over(entries: list[Entry], now: float, grace_s: float) -> Iterator[Garbage]:
+    """Temporary files, and scratch folders in which nothing is fresh."""
+    groups: dict[str, list[Entry]] = defaultdict(list)
+    for entry in entries:
+        before, mark, rest = entry.path.partition(TEMPORARY)
+        if mark and (not before or before.endswith("/")):
+            groups[before + mark + rest.split("/")[0]].append(entry)
+    for group in groups.values():
+        if all(now - entry.modified >= grace_s for entry in group):
+            for entry in group:
+                yield Garbage(entry.path, entry.bytes, now - entry.modified, "left by a writer that was killed")
 
 
 def _delete(store: Store, garbage: list[Garbage], delete: bool) -> None:

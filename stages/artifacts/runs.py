@@ -7,6 +7,7 @@ from schemas.artifacts import IterationRecord, RunEnd, RunRecord
 from schemas.canonical import canonical_json
 from schemas.config import nearest
 from schemas.errors import ConfigError, NotFoundError, StoreError
+from stages.artifacts.checksums import each
 from stages.artifacts.layout import (
     iteration_path,
     iterations_folder,
@@ -65,7 +66,8 @@ def iterations(storage: Storage, name: str) -> list[IterationRecord]:
     """The finished iterations of a run, in order."""
     read(storage, name)
     found = [file for file in storage.names(iterations_folder(name)) if _ITERATION_FILE.fullmatch(file)]
-    records = [read_record(storage, f"{iterations_folder(name)}/{file}", IterationRecord) for file in found]
+    paths = [f"{iterations_folder(name)}/{file}" for file in found]
+    records = each(storage, lambda path: read_record(storage, path, IterationRecord), paths)
     return sorted(records, key=lambda record: record.iteration)
 
 

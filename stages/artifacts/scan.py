@@ -1,7 +1,6 @@
 """Lazy frames over stored tables: one artifact's, or a whole run's with ``run`` and ``iteration`` columns."""
 
 import os
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from schemas.artifacts import Manifest, Ref
@@ -9,6 +8,7 @@ from schemas.config import nearest
 from schemas.errors import NotFoundError
 from schemas.tables import TABLES
 from stages.artifacts.cache import missing
+from stages.artifacts.checksums import each
 from stages.artifacts.frames import check_readable, scan_files
 from stages.artifacts.layout import artifact_folder, corrupt
 from stages.artifacts.store import Store, open_store
@@ -63,21 +63,25 @@ def _scan_artifact(store: Store, manifest: Manifest, table: str) -> "pl.LazyFram
 def _scan_run(store: Store, run: str, table: str) -> "pl.LazyFrame":
     import polars as pl
 
-    frames = []
-    for record in store.iterations(run):
-        made = {name: ref for name, ref in record.artifacts.items() if name != "policy_in"}
-        frames += [_labelled(frame, run, record.iteration) for frame in _having(store, made, table)]
+    made: list[tuple[int | None, Ref]] = [
+        (record.iteration, ref)
+        for record in store.iterations(run)
+        for name, ref in record.artifacts.items()
+        if name != "policy_in"
+    ]
     end = store.run_end(run)
     if end is not None and end.report is not None:
-        frames += [_labelled(frame, run, None) for frame in _having(store, {"report": end.report}, table)]
+        made.append((None, end.report))
+    refs = list({ref.key: ref for _, ref in made}.values())
+    manifests = {manifest.key: manifest for manifest in each(store.storage, store.manifest, refs)}
+    frames = [
+        _labelled(_scan_artifact(store, manifests[ref.key], table), run, iteration)
+        for iteration, ref in made
+        if table in manifests[ref.key].schema_versions
+    ]
     if not frames:
         raise NotFoundError(f"the run {run!r} has no table {table!r}", hint="see what it made: rollmill runs")
     return pl.concat(frames)
-
-
-def _having(store: Store, artifacts: Mapping[str, Ref], table: str) -> list["pl.LazyFrame"]:
-    manifests = [store.manifest(ref) for ref in artifacts.values()]
-    return [_scan_artifact(store, manifest, table) for manifest in manifests if table in manifest.schema_versions]
 
 
 def _labelled(frame: "pl.LazyFrame", run: str, iteration: int | None) -> "pl.LazyFrame":

@@ -16,6 +16,7 @@ from typing import Any
 from schemas.errors import StoreError
 from stages.artifacts.storage import TEMPORARY, Entry, Storage, contained
 
+_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG}
 _NO_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK}
 
 
@@ -42,7 +43,7 @@ class LocalStorage(Storage):
         except (PermissionError, NotADirectoryError) as error:
             raise StoreError(f"{final} cannot be written: {error.strerror}") from error
         except OSError as error:
-            if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):
+            if error.errno in _FULL:
                 raise StoreError(f"{final} cannot be written: {error.strerror}") from error
             raise
         raise AssertionError("not reached")

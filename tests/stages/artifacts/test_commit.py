@@ -1,6 +1,7 @@
 """The commit protocol: one artifact, whoever works on it and whenever it is stopped."""
 
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -169,18 +170,37 @@ def test_writers_side_by_side_agree_on_one_manifest(any_store: Store, n_writers:
     verify(any_store, outcomes[0])
 
 
-@pytest.mark.parametrize(("n_writers", "kind"), [(2, "store"), (2, "s3_store"), (8, "store")])
-def test_processes_side_by_side_agree_on_one_manifest(
-    n_writers: int, kind: str, request: pytest.FixtureRequest, tmp_path: Path
+@pytest.mark.parametrize("kind", ["store", "s3_store"])
+def test_two_commands_side_by_side_agree_on_one_manifest(
+    kind: str, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
     store = request.getfixturevalue(kind)
-    workers = [worker(store.url, by_chance=True, pause_s=0.05, log=tmp_path / "log") for _ in range(n_writers)]
+    workers = [worker(store.url, by_chance=True, pause_s=0.05, log=tmp_path / "log") for _ in range(2)]
     answers = [process.communicate()[0].split() for process in workers]
-    assert [process.returncode for process in workers] == [0] * n_writers
+    assert [process.returncode for process in workers] == [0, 0]
     assert len({nonce for nonce, _ in answers}) == 1
     manifest = lookup(store, numbers_request(by_chance=True))
     assert manifest is not None
     assert [manifest.nonce, manifest.digest] == answers[0]
+    verify(store, manifest)
+
+
+def test_eight_processes_side_by_side_agree_on_one_manifest(store: Store, tmp_path: Path) -> None:
+    request = numbers_request(by_chance=True)
+    children = []
+    for number in range(8):
+        child = os.fork()
+        if child == 0:
+            while not (tmp_path / "start").exists():
+                time.sleep(0.001)
+            (tmp_path / str(number)).write_text(materialise(store, request).manifest.nonce)
+            os._exit(0)
+        children.append(child)
+    (tmp_path / "start").touch()
+    assert [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children] == [0] * 8
+    manifest = lookup(store, request)
+    assert manifest is not None
+    assert {(tmp_path / str(number)).read_text() for number in range(8)} == {manifest.nonce}
     verify(store, manifest)
 
 
@@ -255,6 +275,23 @@ def test_shards_may_be_done_in_any_order_and_twice(
             function(shard_id)
 
     assert materialise(store, numbers_request(), map_shards=backwards).manifest.digest == uninterrupted[0]
+
+
+def test_a_full_disk_is_told_and_leaves_nothing_committed(store: Store) -> None:
+    """A limit on the size of files stands for the full disk; it ends with the child process."""
+    request = numbers_request(n_shards=1, n_rows=2000)
+    plan = prepare(store, request)
+    child = os.fork()
+    if child == 0:
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
+        try:
+            run_shard(store, request, plan, "00000")
+        except StoreError as error:
+            os._exit(3 if "cannot be written" in str(error) else 4)
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 3
+    assert {entry.path for entry in store.storage.entries("")} == {plan_path("tasks", request.key)}
 
 
 def test_progress_is_told_by_shard(store: Store) -> None:

@@ -59,6 +59,16 @@ def test_nothing_goes_within_the_grace_period(any_store: Store) -> None:
     assert len(paths(any_store)) == 2
 
 
+def test_a_scratch_folder_goes_only_when_nothing_in_it_is_fresh(store: Store) -> None:
+    """A shard that takes weeks still has what it made on its first day."""
+    for path in (".tmp-work-1/old", ".tmp-work-1/deep/fresh", ".tmp-work-2/old"):
+        store.storage.put_if_absent(path, b"1")
+    age(store, WEEK_S + 60, ".tmp-work-2")
+    os.utime(Path(store.url) / ".tmp-work-1/old", (0, 0))
+    assert [item.path for item in collect_garbage(store, delete=True)] == [".tmp-work-2/old"]
+    assert store.storage.names("") == [".tmp-work-1"]
+
+
 def test_work_that_was_begun_and_left_goes_as_a_whole(store: Store) -> None:
     request = numbers_request()
     plan = prepare(store, request)
