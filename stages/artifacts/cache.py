@@ -17,6 +17,7 @@ from schemas.errors import CorruptError, NotFoundError
 from stages.artifacts.checksums import each, file_checksum
 from stages.artifacts.layout import artifact_folder, corrupt, removed_path
 from stages.artifacts.storage import Storage
+from stages.artifacts.sweep import mark_used, sweep_once
 
 _VERIFIED: dict[str, tuple[str, int, int, int]] = {}
 """By path: checksum, inode, size and time of the last change when it was computed in this process."""
@@ -38,8 +39,11 @@ def verified_file(storage: Storage, manifest: Manifest, entry: FileEntry) -> Pat
     local = storage.local_path(path)
     if local is None:
         local = cache_root() / "files" / entry.sha256[:2] / entry.sha256
+        if local.exists() and str(local) not in _VERIFIED:
+            mark_used(local)  # before its checksum: that is remembered together with its time
         if local.exists() and has_checksum(local, entry.sha256):
             return local
+        sweep_once(cache_root())
         _download(storage, manifest, entry, path, local)
         return local
     try:
@@ -63,8 +67,10 @@ def part_folder(storage: Storage, manifest: Manifest, part: str) -> Path:
         raise NotFoundError(f"{manifest.ref} has no part {part!r}", hint=f"it has: {', '.join(parts) or 'no files'}")
     content = canonical_hash([[entry.name, entry.sha256] for entry in entries])
     folder = cache_root() / "folders" / f"{part}-{content[:24]}"
+    mark_used(folder)
     if _is_whole(folder, entries):
         return folder
+    sweep_once(cache_root())
     building = folder.with_name(f"{folder.name}.building-{secrets.token_hex(8)}")
     try:
         files = each(storage, lambda entry: verified_file(storage, manifest, entry), entries)
