@@ -41,7 +41,7 @@ def by_tokens(lengths_S: np.ndarray, n_steps: int, tokens: int, seed: int) -> li
     """
     random = np.random.Generator(np.random.Philox(key=seed))
     stream = np.empty(0, dtype=np.int64)
-    steps = []
+    steps: list[np.ndarray] = []
     while len(steps) < n_steps:
         while lengths_S[stream].sum() < tokens:
             stream = np.append(stream, random.permutation(len(lengths_S)))

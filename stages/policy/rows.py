@@ -3,9 +3,7 @@
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from schemas.errors import InputError
 from stages.artifacts.stage import Inputs
@@ -80,50 +78,41 @@ def training_rows(inputs: Inputs, *, mask_truncated: bool, needs_logprobs: bool)
 
 
 def _check_every_advantage_has_steps(trained: "pl.DataFrame", steps: "pl.DataFrame") -> None:
-    missing = trained.join(steps.select(ID), on=ID, how="anti").select(ID).to_arrow()
-    if missing.num_rows:
-        who = named(missing, np.ones(missing.num_rows, dtype=bool))
+    missing = trained.join(steps.select(ID), on=ID, how="anti").select(ID)
+    if missing.height:
         raise InputError(
-            f"the advantages name trajectories that the rollouts do not have: {who}",
+            f"the advantages name trajectories that the rollouts do not have: {named(missing.to_arrow())}",
             hint="give the rollouts that the advantages were computed from",
         )
-    empty = trained.filter(trained["advantage"].is_null() & trained["token_advantages"].is_null()).to_arrow()
-    if empty.num_rows:
-        who = named(empty, np.ones(empty.num_rows, dtype=bool))
-        raise InputError(f"the advantages keep trajectories without an advantage: {who}")
+    empty = trained.filter(trained["advantage"].is_null() & trained["token_advantages"].is_null()).select(ID)
+    if empty.height:
+        raise InputError(f"the advantages keep trajectories without an advantage: {named(empty.to_arrow())}")
 
 
 def _with_temperature(steps: "pl.DataFrame", needs_logprobs: bool) -> pa.Table:
     """The steps with ``temperature`` as what the trainer's logits must be divided by: 1 for raw logprobs."""
-    table = steps.to_arrow()
-    ones = pa.array(np.ones(table.num_rows))
+    import polars as pl
+
+    processed = pl.col("logprob_mode") == "processed"
+    temperature = pl.lit(1.0)
     if needs_logprobs:
-        processed = pc.equal(table["logprob_mode"], "processed")
+        temperature = pl.when(processed).then("temperature").otherwise(1.0)
         problems = {
-            "have no logprobs": pc.or_kleene(pc.is_null(table["logprobs"]), pc.is_null(table["logprob_mode"])),
-            "were sampled greedily and have processed logprobs": pc.and_(
-                processed, pc.fill_null(pc.less_equal(table["temperature"], 0), False)
-            ),
-            "have processed logprobs at a temperature that is not known": pc.and_(
-                processed, pc.is_null(table["temperature"])
-            ),
-            "have processed logprobs of a distribution cut by top_p": pc.and_(
-                processed, pc.fill_null(pc.less(table["top_p"], 1), True)
-            ),
-            "have processed logprobs of a distribution cut by top_k": pc.and_(
-                processed, pc.fill_null(pc.greater(table["top_k"], 0), False)
-            ),
+            "have no logprobs": pl.col("logprobs").is_null() | pl.col("logprob_mode").is_null(),
+            "were sampled greedily and have processed logprobs": processed & (pl.col("temperature") <= 0),
+            "have processed logprobs at a temperature that is not known": processed & pl.col("temperature").is_null(),
+            "have processed logprobs of a distribution cut by top_p": processed
+            & (pl.col("top_p").is_null() | (pl.col("top_p") < 1)),
+            "have processed logprobs of a distribution cut by top_k": processed & (pl.col("top_k") > 0),
         }
         for what, rows in problems.items():
-            marked = np.asarray(pc.fill_null(rows, False))
-            if marked.any():
+            wrong = steps.filter(rows).select(ID)
+            if wrong.height:
                 raise InputError(
-                    f"rollouts that cannot be trained on: {named(table, marked)} {what}",
+                    f"rollouts that cannot be trained on: {named(wrong.to_arrow())} {what}",
                     hint="let the engine store raw logprobs, or train with objective=cross_entropy",
                 )
-        ones = pc.if_else(processed, table["temperature"], ones)
-    index = table.schema.get_field_index("temperature")
-    return table.set_column(index, "temperature", ones)
+    return steps.with_columns(temperature=temperature).to_arrow()
 
 
 def _reward_mean(advantages: "pl.DataFrame") -> float | None:
@@ -131,5 +120,6 @@ def _reward_mean(advantages: "pl.DataFrame") -> float | None:
     import polars as pl
 
     groups = advantages.filter(pl.col("group_mean").is_not_null()).unique("group_id")
-    n_rewards = groups["group_size"].sum()
-    return float((groups["group_mean"] * groups["group_size"]).sum() / n_rewards) if n_rewards else None
+    n_rewards = int(groups["group_size"].sum())
+    total = float(groups.select((pl.col("group_mean") * pl.col("group_size")).sum()).item())
+    return total / n_rewards if n_rewards else None

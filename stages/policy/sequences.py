@@ -90,11 +90,11 @@ def sequences_from_steps(steps: pa.Table) -> Sequences:
     Raises:
         InputError: ids or logprobs are missing or do not fit each other; the message names the trajectories.
     """
-    _refuse(steps, pc.is_null(steps["prompt_ids"]), "have no prompt_ids")
-    _refuse(steps, pc.is_null(steps["response_ids"]), "have no response_ids")
+    _refuse(steps, ~_known(steps["prompt_ids"]), "have no prompt_ids")
+    _refuse(steps, ~_known(steps["response_ids"]), "have no response_ids")
     prompts, responses, logprobs = (_ragged(steps[name]) for name in ("prompt_ids", "response_ids", "logprobs"))
     n_prompt, n_response = prompts.lengths, responses.lengths
-    known = ~np.asarray(pc.is_null(steps["logprobs"]))
+    known = _known(steps["logprobs"])
     _refuse(steps, known & (logprobs.lengths != n_response), "have another number of logprobs than response_ids")
 
     trajectories = steps["trajectory_number"].to_numpy()
@@ -173,10 +173,9 @@ def ranges(starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
     return np.arange(int(ends[-1]) if len(ends) else 0) + np.repeat(starts - (ends - lengths), lengths)
 
 
-def named(steps: pa.Table, wrong: np.ndarray, limit: int = 3) -> str:
-    """The trajectories of the marked rows, for messages: the first few of them and how many there are."""
-    rows = steps.select(["episode_id", "trajectory"]).filter(pa.array(wrong)).group_by(["episode_id", "trajectory"])
-    pairs = rows.aggregate([]).to_pylist()
+def named(rows: pa.Table, limit: int = 3) -> str:
+    """The trajectories of rows, for messages: the first few of them and how many there are."""
+    pairs = rows.select(["episode_id", "trajectory"]).group_by(["episode_id", "trajectory"]).aggregate([]).to_pylist()
     shown = [f"episode {pair['episode_id']}, trajectory {pair['trajectory']}" for pair in pairs[:limit]]
     return "; ".join(shown) + (f"; and {len(pairs) - limit} more" if len(pairs) > limit else "")
 
@@ -188,21 +187,24 @@ class _Ragged:
     """A null row has length 0."""
 
 
+def _known(column: pa.ChunkedArray) -> np.ndarray:
+    return pc.is_valid(column).to_numpy()
+
+
 def _ragged(column: pa.ChunkedArray) -> _Ragged:
-    array = column.combine_chunks()
-    lengths = pc.fill_null(pc.list_value_length(array), 0).to_numpy(zero_copy_only=False).astype(np.int64)
-    return _Ragged(array.flatten().to_numpy(zero_copy_only=False), lengths)
+    lengths = pc.fill_null(pc.list_value_length(column), 0).to_numpy().astype(np.int64)
+    return _Ragged(pc.list_flatten(column).to_numpy(), lengths)
 
 
 def _advantages(steps: pa.Table, n_response: np.ndarray, begins: np.ndarray) -> np.ndarray:
     """One advantage for each sampled token, row by row."""
     whole = np.repeat(steps["advantage"].to_numpy(zero_copy_only=False).astype(np.float32), n_response)
-    by_token = ~np.asarray(pc.is_null(steps["token_advantages"]))
+    by_token = _known(steps["token_advantages"])
     if not by_token.any():
         return whole
     first_rows = np.flatnonzero(begins)
     n_trajectory = np.add.reduceat(n_response, first_rows)
-    lists = _ragged(steps["token_advantages"].take(pa.array(first_rows)))
+    lists = _ragged(steps["token_advantages"].take(first_rows))
     given = by_token[first_rows]
     wrong = np.zeros(len(begins), dtype=bool)
     wrong[first_rows] = given & (lists.lengths != n_trajectory)
@@ -211,7 +213,6 @@ def _advantages(steps: pa.Table, n_response: np.ndarray, begins: np.ndarray) -> 
     return whole
 
 
-def _refuse(steps: pa.Table, wrong: "np.ndarray | pa.Array", what: str) -> None:
-    marked = np.asarray(wrong)
-    if marked.any():
-        raise InputError(f"rollouts that cannot be trained on: {named(steps, marked)} {what}")
+def _refuse(steps: pa.Table, wrong: np.ndarray, what: str) -> None:
+    if wrong.any():
+        raise InputError(f"rollouts that cannot be trained on: {named(steps.filter(pa.array(wrong)))} {what}")

@@ -4,7 +4,7 @@ What is trained on are the stored token ids and logprobs, never a text tokenised
 of the loss is global over the step. The work itself is done by the trainer, a process that stays warm.
 """
 
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
@@ -50,7 +50,7 @@ class PolicyStage(Stage[PolicyConfig, TrainerExecution]):
     kind = "policy"
     version = 1
     stochastic = False
-    inputs = {
+    inputs: ClassVar[dict[str, InputSpec]] = {
         "policy": InputSpec("policy"),
         "rollouts": InputSpec("rollouts"),
         "advantages": InputSpec("advantages"),
@@ -65,7 +65,7 @@ class PolicyStage(Stage[PolicyConfig, TrainerExecution]):
         made_for = advantages.summary.get("objective")
         if made_for is not None and made_for != config.objective:
             raise ConfigError(
-                f"{advantages.ref} was made for the objective {made_for}, the policy stage is set to {config.objective}",
+                f"{advantages.ref} was made for the objective {made_for}, and this update is set to {config.objective}",
                 hint=f"set objective={made_for}, or compute advantages with another estimator",
             )
         computed_from = advantages.inputs.get("rollouts")
@@ -83,7 +83,9 @@ class PolicyStage(Stage[PolicyConfig, TrainerExecution]):
                 else "the input 'reference' was given, and no penalty uses it (kl.against=reference does)"
             )
 
-    def plan(self, inputs: Inputs, config: PolicyConfig, execution: TrainerExecution, work: Work) -> list[dict[str, Any]]:
+    def plan(
+        self, inputs: Inputs, config: PolicyConfig, execution: TrainerExecution, work: Work
+    ) -> list[dict[str, Any]]:
         return [{}]
 
     def work(

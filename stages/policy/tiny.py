@@ -4,13 +4,13 @@ The tokenizer knows every byte, so no text is unknown to it.
 """
 
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from pydantic import Field, model_validator
 
 from schemas.artifacts import ShardPlan
 from schemas.config import ConfigModel
-from stages.artifacts.stage import Inputs, ShardOutput, Stage, Work
+from stages.artifacts.stage import Inputs, InputSpec, ShardOutput, Stage, Work
 from stages.policy.checkpoint import CHECKPOINT, outputs
 
 PAD, END, ROLES = "<|pad|>", "<|end|>", ("<|system|>", "<|user|>", "<|assistant|>", "<|tool|>")
@@ -61,7 +61,7 @@ class InitStage(Stage[InitConfig, InitExecution]):
     kind = "policy"
     version = 1
     stochastic = True
-    inputs = {}
+    inputs: ClassVar[dict[str, InputSpec]] = {}
     tables = ("probe",)
     Config = InitConfig
     Execution = InitExecution

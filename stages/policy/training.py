@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
-import pyarrow as pa
 
 from stages.artifacts.stage import FileOutput, Inputs, ShardOutput, Work
 from stages.policy.checkpoint import CHECKPOINT, OPTIMIZER, OPTIMIZER_FILE, content_of, outputs
@@ -39,7 +38,11 @@ class Training:
 
 
 def train_policy(
-    stage: str, training: Training, inputs: Inputs, execution: TrainerExecution, work: Work,
+    stage: str,
+    training: Training,
+    inputs: Inputs,
+    execution: TrainerExecution,
+    work: Work,
     more_metrics: Mapping[str, float | None],
 ) -> ShardOutput:
     """The policy that a training makes of the input ``policy``.
@@ -84,7 +87,7 @@ def train_policy(
             "metrics": metrics_table(stage, {**result.metrics, **more_metrics}),
         },
         files=files,
-        summary={name: result.metrics[name] for name in ("loss", "grad_norm", "optimizer_steps")},
+        summary=result.metrics,
     )
 
 
@@ -93,10 +96,12 @@ def passed_on(stage: str, inputs: Inputs, metrics: Mapping[str, float | None]) -
     files: list[FileOutput] = outputs(inputs.folder("policy", CHECKPOINT), CHECKPOINT)
     if inputs.manifest("policy").table_files(OPTIMIZER):
         files += outputs(inputs.folder("policy", OPTIMIZER), OPTIMIZER)
-    probe: pa.Table = inputs.scan("policy", "probe").collect().to_arrow()
+    probe = inputs.scan("policy", "probe").sort("probe_id").collect()
     return ShardOutput(
-        tables={"probe": probe_table(probe["ids"].to_pylist(), probe["logprobs"].to_pylist()),
-                "metrics": metrics_table(stage, metrics)},
+        tables={
+            "probe": probe_table(probe["ids"].to_list(), probe["logprobs"].to_list()),
+            "metrics": metrics_table(stage, metrics),
+        },
         files=files,
         summary={"optimizer_steps": 0},
     )

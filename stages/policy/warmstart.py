@@ -4,9 +4,9 @@ Uses the trainer, packing and loss of the update. The optimizer's state is not k
 follows has another objective and begins with its own.
 """
 
-from typing import Any
+from typing import Any, ClassVar
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from schemas.artifacts import ShardPlan
 from schemas.config import ConfigModel
@@ -25,11 +25,19 @@ class WarmstartConfig(ConfigModel):
     optimizer: OptimizerConfig = OptimizerConfig(lr=1e-3)
     schedule: ScheduleConfig = ScheduleConfig()
     dtype: Dtype = "float32"
-    wrong_answers: float = Field(default=0.0, ge=0, lt=1)
-    """Share of the examples that are taught with another task's answer: the policy learns the form and the task, and
-    stays unsure, which leaves room for reinforcement."""
+    answer_forms: list[str] = Field(default=["{answer}"], min_length=1)
+    """How answers are written; each task is taught in every form. With several the policy does not know which one is
+    rewarded, which leaves something to learn from rewards."""
     system: str | None = None
     """System message of every chat. None: there is none."""
+
+    @field_validator("answer_forms")
+    @classmethod
+    def _forms_have_the_answer(cls, forms: list[str]) -> list[str]:
+        for form in forms:
+            if "{answer}" not in form:
+                raise ValueError(f"the form {form!r} lacks {{answer}}")
+        return forms
 
 
 class WarmstartStage(Stage[WarmstartConfig, TrainerExecution]):
@@ -39,7 +47,7 @@ class WarmstartStage(Stage[WarmstartConfig, TrainerExecution]):
     kind = "policy"
     version = 1
     stochastic = True
-    inputs = {"policy": InputSpec("policy"), "tasks": InputSpec("tasks")}
+    inputs: ClassVar[dict[str, InputSpec]] = {"policy": InputSpec("policy"), "tasks": InputSpec("tasks")}
     tables = ("probe", "metrics")
     Config = WarmstartConfig
     Execution = TrainerExecution
@@ -69,7 +77,7 @@ class WarmstartStage(Stage[WarmstartConfig, TrainerExecution]):
 
         assert work.seed is not None
         seed = seed_from(work.seed, work.draw)
-        sequences = taught_chats(inputs, config.system, config.wrong_answers, seed)
+        sequences = taught_chats(inputs, config.system, config.answer_forms)
         training = Training(
             sequences=sequences,
             steps=by_tokens(sequences.lengths_S, config.steps, config.tokens_per_step, seed),

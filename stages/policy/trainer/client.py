@@ -194,8 +194,8 @@ def _require_tools(launch: Launch) -> None:
     missing = [tool for tool in (compiler, "ninja") if shutil.which(tool) is None]
     if missing:
         raise ConfigError(
-            f"execution.cpu_collectives 'shm' with {launch.processes} processes: DeepSpeed compiles an operation for it, "
-            f"and {' and '.join(missing)} cannot be found",
+            f"execution.cpu_collectives=shm with {launch.processes} processes: DeepSpeed compiles an operation "
+            f"for it, and {' and '.join(missing)} cannot be found",
             hint="install a C++ compiler and ninja, or set execution.cpu_collectives=gloo, which needs neither",
         )
 

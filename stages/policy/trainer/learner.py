@@ -142,9 +142,8 @@ def _engine(job: Job) -> Any:
         "zero_allow_untested_optimizer": True,
         "zero_force_ds_cpu_optimizer": False,
         "steps_per_print": 2**62,
+        "gradient_clipping": job.shape[3] or 0.0,  # DeepSpeed's own default is 1
     }
-    if job.effective_zero_stage > 0 and job.optimizer.max_grad_norm is not None:
-        config["gradient_clipping"] = job.optimizer.max_grad_norm
     if job.dtype == "bfloat16":
         config |= {"bf16": {"enabled": True}, "data_types": {"grad_accum_dtype": "fp32"}}
     engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=config)

@@ -55,7 +55,7 @@ def _use_packed_attention(model: Any, folder: Path) -> None:
 
 def _cannot_pack(model: Any, folder: Path, why: str) -> InputError:
     return InputError(
-        f"the architecture {type(model).__name__} of the policy in {folder} cannot be trained on packed sequences: {why}",
+        f"the policy in {folder} ({type(model).__name__}) cannot be trained on packed sequences: {why}",
         hint="models of the Llama, Qwen, Mistral and SmolLM families can",
     )
 
