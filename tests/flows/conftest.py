@@ -4,6 +4,7 @@ import atexit
 import os
 import shutil
 import tempfile
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -46,6 +47,15 @@ class Trained:
 
 
 @pytest.fixture(scope="session")
+def prefect() -> Iterator[None]:
+    """Prefect's server, started once for all commands that run in this process, as each would start its own."""
+    from flows.cli.prefect import quiet
+
+    with quiet():
+        yield
+
+
+@pytest.fixture(scope="session")
 def grader_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A grader of the user's own, ``letters``."""
     file = tmp_path_factory.mktemp("grader") / "grader.py"
@@ -75,7 +85,7 @@ def recipe(grader: Path) -> dict[str, object]:
 
 
 @pytest.fixture(scope="session")
-def trained(tmp_path_factory: pytest.TempPathFactory, recipe_file: Path, grader_file: Path) -> Trained:
+def trained(prefect: None, tmp_path_factory: pytest.TempPathFactory, recipe_file: Path, grader_file: Path) -> Trained:
     """The run ``tiny`` of ``recipe_file``. Tests that add to its store copy it first (``trained_copy``)."""
     url = str(tmp_path_factory.mktemp("trained") / "store")
     output = rollmill("train", recipe_file, "run=tiny", "--store", url)

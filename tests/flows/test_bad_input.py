@@ -16,6 +16,8 @@ from tests.conftest import S3_ENVIRONMENT
 from tests.flows.commands import Done, contents, rollmill, rollmill_process
 from tests.flows.conftest import Trained, recipe
 
+pytestmark = pytest.mark.usefixtures("prefect")
+
 Refused = Callable[..., str]
 
 
