@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field
 
 from schemas.config import ConfigModel, nearest
+from stages.rollouts.workers.settings import VllmConfig, VllmExecution
 
 
 class Sampling(ConfigModel):
@@ -53,7 +54,7 @@ class ScriptedConfig(ConfigModel):
     """Length of a drawn answer."""
 
 
-ENGINE_TYPES = ("transformers", "scripted")
+ENGINE_TYPES = ("transformers", "vllm", "scripted")
 
 
 def _known_engine(value: Any) -> Any:
@@ -64,7 +65,8 @@ def _known_engine(value: Any) -> Any:
 
 
 EngineConfig = Annotated[
-    Annotated[TransformersConfig | ScriptedConfig, Field(discriminator="type")], BeforeValidator(_known_engine)
+    Annotated[TransformersConfig | VllmConfig | ScriptedConfig, Field(discriminator="type")],
+    BeforeValidator(_known_engine),
 ]
 
 
@@ -111,3 +113,5 @@ class RolloutsExecution(ConfigModel):
     probe_tolerance: float = Field(default=1e-3, gt=0)
     """Largest absolute difference between the engine's and the trainer's logprobs of the policy's probe; float32
     reaches about 1e-6, bfloat16 about 1e-1."""
+    vllm: VllmExecution = VllmExecution()
+    """How the vLLM engine's workers are run."""

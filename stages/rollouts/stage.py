@@ -91,9 +91,10 @@ class RolloutsStage(Stage[RolloutsConfig, RolloutsExecution]):
             setting = _setting(inputs, config, engine, policy)
             run_attempts(_attempts(tasks, config, work), setting, execution.max_concurrency, finished)
             sampling_s = time.perf_counter() - began
+            facts = engine.facts()
         steps = steps_table(episodes, engine.logprob_mode)
         table = episodes_table(episodes, policy.policy_id)
-        return ShardOutput({"episodes": table, "steps": steps}, summary=_summary(tasks, episodes, sampling_s))
+        return ShardOutput({"episodes": table, "steps": steps}, summary=_summary(tasks, episodes, sampling_s) | facts)
 
     def summarise(self, receipts: Iterable[Receipt]) -> dict[str, Any]:
         total: dict[str, Any] = {}
@@ -103,6 +104,8 @@ class RolloutsStage(Stage[RolloutsConfig, RolloutsExecution]):
                 if name == "status":
                     for word, count in value.items():
                         status[word] = status.get(word, 0) + count
+                elif isinstance(value, list):
+                    total[name] = sorted({*total.get(name, []), *value})
                 elif name != "tokens_per_s":
                     total[name] = total.get(name, 0) + value
         rate = total["response_tokens"] / total["sampling_s"] if total.get("sampling_s") else None

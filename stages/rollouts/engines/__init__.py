@@ -7,6 +7,7 @@ from collections.abc import Callable
 from schemas.canonical import canonical_hash
 from stages.rollouts.config import EngineConfig, RolloutsExecution, ScriptedConfig, TransformersConfig
 from stages.rollouts.engines.base import Engine
+from stages.rollouts.workers.settings import VllmConfig
 
 
 def _transformers(config: TransformersConfig, execution: RolloutsExecution) -> Engine:
@@ -27,7 +28,19 @@ def _scripted(config: ScriptedConfig, execution: RolloutsExecution) -> Engine:
     return ScriptedEngine(replies_by_seed(config.replies) if config.replies else drawn_ids(config.n_tokens))
 
 
-ENGINES: dict[str, Callable[..., Engine]] = {"transformers": _transformers, "scripted": _scripted}
+def _vllm(config: VllmConfig, execution: RolloutsExecution) -> Engine:
+    from stages.rollouts.engines.vllm import VllmEngine
+
+    return VllmEngine(config, execution.vllm, probe_tolerance=execution.probe_tolerance)
+
+
+ENGINES: dict[str, Callable[..., Engine]] = {"transformers": _transformers, "scripted": _scripted, "vllm": _vllm}
+_RELEVANT: dict[str, set[str]] = {
+    "transformers": {"max_batch", "device", "threads", "probe_tolerance"},
+    "scripted": set(),
+    "vllm": {"vllm", "probe_tolerance"},
+}
+"""Settings of the execution with which an engine is started; with others, it is another one."""
 
 _RUNNING: dict[str, Engine] = {}
 _GATE = threading.Lock()
@@ -35,10 +48,11 @@ _GATE = threading.Lock()
 
 def engine_for(config: EngineConfig, execution: RolloutsExecution) -> Engine:
     """The engine of this process for these settings, started where there is none."""
-    relevant = execution.model_dump(include={"max_batch", "device", "threads", "probe_tolerance"})
-    key = canonical_hash([config, relevant])
+    key = canonical_hash([config, execution.model_dump(include=_RELEVANT[config.type])])
     with _GATE:
-        if key not in _RUNNING or _RUNNING[key].broken:
+        if key in _RUNNING and _RUNNING[key].broken:
+            _RUNNING.pop(key).close()
+        if key not in _RUNNING:
             _RUNNING[key] = ENGINES[config.type](config, execution)
         return _RUNNING[key]
 

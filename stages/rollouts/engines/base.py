@@ -118,6 +118,10 @@ class Engine(ABC):
         """Whether it can never answer again, so that another one must be started."""
         return False
 
+    def facts(self) -> dict[str, list[str]]:
+        """What belongs into the artifact's summary, by name: versions of what samples outside this process."""
+        return {}
+
     def load(self, policy: PolicyFiles) -> None:
         """Replaces the policy, and checks that the new one reproduces its probe.
 

@@ -1,0 +1,1 @@
+"""Model servers as supervised workers: started or attached, verified, watched and replaced."""

@@ -1,0 +1,23 @@
+"""How many calls a server gets at once: enough that it never runs dry, few enough that they do not queue for long."""
+
+from stages.rollouts.workers.server import Load
+
+_FIRST = 64
+_SPARE = 16
+"""Calls that wait in a server at least, ready to take the place of those that end."""
+
+
+class Limit:
+    """Adapts to what the server reports: it may have about as many waiting as running."""
+
+    def __init__(self, largest: int):
+        self._largest = largest
+        self.value = min(_FIRST, largest)
+
+    def observe(self, load: Load, in_flight: int) -> None:
+        """Takes in a report, given the calls that we have there."""
+        spare = max(_SPARE, load.running)
+        if load.waiting > spare:
+            self.value = max(1, min(self._largest, load.running + spare))
+        elif load.waiting < spare // 2 and in_flight >= self.value:
+            self.value = min(self._largest, 2 * self.value)

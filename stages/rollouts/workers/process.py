@@ -1,0 +1,60 @@
+"""A server as a child process: its log in a file, its end certain."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+_GUARD = Path(__file__).with_name("guard.py")
+_KILL_S = 10.0
+"""How long the guard may take to kill what did not end within its grace."""
+
+
+class ServerProcess:
+    """A running command. It ends with ``close``, and with this process however that one ends."""
+
+    def __init__(self, command: Sequence[str], environment: Mapping[str, str], log_file: Path, grace_s: float):
+        self.log_file = log_file
+        self._grace_s = grace_s
+        log_file.parent.mkdir(parents=True, exist_ok=True)
+        with log_file.open("ab") as log:
+            self._log_start = log.tell()
+            self._guard = subprocess.Popen(
+                [sys.executable, "-I", "-S", str(_GUARD), str(os.getpid()), str(grace_s), *command],
+                env=dict(environment),
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,  # an interrupt from the keyboard is the pipeline's to handle
+            )
+
+    @property
+    def exit_code(self) -> int | None:
+        """None while it runs."""
+        return self._guard.poll()
+
+    def log_tail(self, lines: int = 30) -> str:
+        """The end of what it has written since it started."""
+        with contextlib.suppress(OSError), self.log_file.open("rb") as log:
+            log.seek(self._log_start)
+            return "\n  ".join(log.read().decode(errors="replace").splitlines()[-lines:])
+        return ""
+
+    def close(self) -> None:
+        """Ends it, with all processes that it has started; a second call does nothing."""
+        self.ask_to_end()
+        try:
+            self._guard.wait(self._grace_s + _KILL_S)
+        except subprocess.TimeoutExpired:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._guard.pid, signal.SIGKILL)
+            self._guard.wait()
+
+    def ask_to_end(self) -> None:
+        """Begins what ``close`` waits for."""
+        if self._guard.stdin is not None:
+            with contextlib.suppress(OSError):
+                self._guard.stdin.close()

@@ -1,0 +1,123 @@
+"""Speaks to one vLLM server over HTTP."""
+
+import json
+import re
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlsplit
+
+import aiohttp
+
+_SHORT_S = 30.0
+"""For what a server answers from memory."""
+_LONG_S = 600.0
+"""For what it has to work for: new weights, a probe, the first call of all."""
+_MESSAGE_LIMIT = 500
+
+
+class ServerFault(Exception):
+    """The server did not answer, or answered that it cannot."""
+
+    def __init__(self, message: str, *, status: int | None = None, is_refused: bool = False):
+        super().__init__(message)
+        self.status = status
+        """Of HTTP; None: there was no answer."""
+        self.is_refused = is_refused
+        """Nobody listens there."""
+
+
+@dataclass(frozen=True)
+class Model:
+    """What a server says that it serves."""
+
+    name: str
+    context_length: int | None
+
+
+@dataclass(frozen=True)
+class Load:
+    """What a server says of its work."""
+
+    running: int
+    waiting: int
+    progress: float
+    """Tokens read and written since it started; grows while it works."""
+
+
+class Server:
+    """A vLLM server at a URL."""
+
+    def __init__(self, url: str, session: aiohttp.ClientSession, api_key: str | None = None):
+        self._url = url.rstrip("/")
+        parts = urlsplit(url)
+        self.place = f"{parts.hostname}:{parts.port}" if parts.port else str(parts.hostname)
+        """Host and port; a URL may hold a password."""
+        self._session = session
+        self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+
+    async def version(self) -> str:
+        return str((await self._json("GET", "/version")).get("version", "unknown"))
+
+    async def models(self) -> list[Model]:
+        """Without the adapters."""
+        listed = (await self._json("GET", "/v1/models")).get("data", [])
+        return [Model(str(one["id"]), one.get("max_model_len")) for one in listed if not one.get("parent")]
+
+    async def check_health(self, timeout_s: float) -> None:
+        """Raises ServerFault unless it says that it is well."""
+        await self._ask("GET", "/health", None, timeout_s)
+
+    async def load(self, timeout_s: float) -> Load:
+        text = (await self._ask("GET", "/metrics", None, timeout_s)).decode(errors="replace")
+        return Load(
+            running=int(_sum(text, "num_requests_running")),
+            waiting=int(_sum(text, "num_requests_waiting")),
+            progress=_sum(text, "generation_tokens_total") + _sum(text, "prompt_tokens_total"),
+        )
+
+    async def complete(self, body: dict[str, Any], timeout_s: float = _LONG_S) -> bytes:
+        return await self._ask("POST", "/v1/completions", body, timeout_s)
+
+    async def reset_prefix_cache(self) -> bool | None:
+        """Whether it is empty now; None: this server does not offer it."""
+        try:
+            answer = await self._json("POST", "/reset_prefix_cache")
+        except ServerFault as fault:
+            if fault.status == 404:
+                return None
+            raise
+        return bool(answer.get("success", True))
+
+    async def call_workers(self, method: str, **arguments: str) -> None:
+        """Calls a method of the model's own processes."""
+        await self._ask("POST", "/collective_rpc", {"method": method, "kwargs": arguments}, _LONG_S)
+
+    async def _json(self, method: str, path: str) -> dict[str, Any]:
+        try:
+            found = json.loads(await self._ask(method, path, None, _SHORT_S) or b"{}")
+        except ValueError as error:
+            raise ServerFault(f"{self.place}{path} did not answer in JSON") from error
+        return found if isinstance(found, dict) else {}
+
+    async def _ask(self, method: str, path: str, body: dict[str, Any] | None, timeout_s: float) -> bytes:
+        limits = aiohttp.ClientTimeout(total=timeout_s, sock_connect=min(_SHORT_S, timeout_s))
+        try:
+            async with self._session.request(
+                method, self._url + path, json=body, timeout=limits, headers=self._headers
+            ) as response:
+                content = await response.read()
+        except TimeoutError as error:
+            raise ServerFault(f"{self.place}{path} has not answered within {timeout_s:g} s") from error
+        except aiohttp.ClientConnectorError as error:
+            raise ServerFault(f"{self.place} cannot be reached: {error.os_error}", is_refused=True) from error
+        except aiohttp.ClientError as error:
+            raise ServerFault(f"{self.place}{path} broke off: {error or type(error).__name__}") from error
+        if response.status >= 400:
+            told = content.decode(errors="replace")[:_MESSAGE_LIMIT]
+            raise ServerFault(f"{self.place}{path} answered {response.status}: {told}", status=response.status)
+        return content
+
+
+def _sum(text: str, name: str) -> float:
+    """Of a metric, over the engines behind a server."""
+    return sum(map(float, re.findall(rf"^vllm:{name}(?:\{{[^}}]*\}})? (\S+)$", text, re.MULTILINE)))
