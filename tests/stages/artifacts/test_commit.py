@@ -7,6 +7,8 @@ import subprocess
 import sys
 import threading
 import time
+import traceback
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -25,6 +27,24 @@ from tests.stages.artifacts.faults import Crash, faulty
 
 N_CHANGES = 11
 """Changing calls of ``numbers_request()``: plan, three shards of table, file and receipt, manifest."""
+
+
+def forked(work: Callable[[], None]) -> int:
+    """Starts ``work`` in a process of its own and returns its id; the process never comes back to the tests."""
+    child = os.fork()
+    if child == 0:
+        try:
+            work()
+            os._exit(0)
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(1)
+    return child
+
+
+def exit_code(child: int) -> int:
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
 def rows(store: Store, manifest: Manifest) -> list[dict[str, Any]]:
@@ -91,8 +111,8 @@ def test_a_process_killed_inside_any_write_leaves_a_store_that_the_same_call_fin
     at: int, store: Store, uninterrupted: tuple[str, list[dict[str, Any]]]
 ) -> None:
     """SIGKILL between the temporary file and its link: the worst moment on a file system."""
-    child = os.fork()
-    if child == 0:
+
+    def work_until_killed() -> None:
         links, link = [0], os.link
 
         def killed_at_link(*args: Any, **kwargs: Any) -> None:
@@ -103,8 +123,8 @@ def test_a_process_killed_inside_any_write_leaves_a_store_that_the_same_call_fin
 
         os.link = killed_at_link
         materialise(store, numbers_request())
-        os._exit(0)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
+
+    assert exit_code(forked(work_until_killed)) == -signal.SIGKILL
     left = [entry.path for entry in store.storage.entries("") if "/.tmp-" in entry.path]
     assert len(left) == 1
     outcome = materialise(store, numbers_request())
@@ -187,20 +207,18 @@ def test_two_commands_side_by_side_agree_on_one_manifest(
 
 def test_eight_processes_side_by_side_agree_on_one_manifest(store: Store, tmp_path: Path) -> None:
     request = numbers_request(by_chance=True)
-    children = []
-    for number in range(8):
-        child = os.fork()
-        if child == 0:
-            while not (tmp_path / "start").exists():
-                time.sleep(0.001)
-            (tmp_path / str(number)).write_text(materialise(store, request).manifest.nonce)
-            os._exit(0)
-        children.append(child)
+
+    def work() -> None:
+        while not (tmp_path / "start").exists():
+            time.sleep(0.001)
+        (tmp_path / str(os.getpid())).write_text(materialise(store, request).manifest.nonce)
+
+    children = [forked(work) for _ in range(8)]
     (tmp_path / "start").touch()
-    assert [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children] == [0] * 8
+    assert [exit_code(child) for child in children] == [0] * 8
     manifest = lookup(store, request)
     assert manifest is not None
-    assert {(tmp_path / str(number)).read_text() for number in range(8)} == {manifest.nonce}
+    assert {(tmp_path / str(child)).read_text() for child in children} == {manifest.nonce}
     verify(store, manifest)
 
 
@@ -281,16 +299,14 @@ def test_a_full_disk_is_told_and_leaves_nothing_committed(store: Store) -> None:
     """A limit on the size of files stands for the full disk; it ends with the child process."""
     request = numbers_request(n_shards=1, n_rows=2000)
     plan = prepare(store, request)
-    child = os.fork()
-    if child == 0:
+
+    def work_with_a_limit() -> None:
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
-        try:
+        with pytest.raises(StoreError, match="cannot be written"):
             run_shard(store, request, plan, "00000")
-        except StoreError as error:
-            os._exit(3 if "cannot be written" in str(error) else 4)
-        os._exit(0)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 3
+
+    assert exit_code(forked(work_with_a_limit)) == 0
     assert {entry.path for entry in store.storage.entries("")} == {plan_path("tasks", request.key)}
 
 
@@ -423,25 +439,25 @@ def test_a_truncated_manifest_is_named_and_not_taken_for_missing(store: Store) -
         materialise(store, request)
 
 
-@pytest.mark.parametrize("value", ["https://user:pw@host/v1", "http://host/?api_key=12345"])
+@pytest.mark.parametrize("value", ["https://user:private@host/v1", "http://host/?api_key=hush"])
 def test_a_config_that_holds_a_credential_is_refused(value: str) -> None:
     class Config(commit.ConfigModel):
         url: str
 
     with pytest.raises(ConfigError, match="credential") as caught:
         commit.Request(numbers_request().stage, Config(url=value), NumbersExecution(), {}, 7)
-    assert "pw" not in str(caught.value)
-    assert "12345" not in str(caught.value)
+    assert "private" not in str(caught.value)
+    assert "hush" not in str(caught.value)
 
 
 def test_execution_settings_are_stored_without_their_credentials(store: Store) -> None:
     class Execution(NumbersExecution):
-        workers: tuple[str, ...] = ("http://me:pw@host:8000/v1", "http://other/?token=abc&x=1")
-        api_key: str = "sk-12345"
+        workers: tuple[str, ...] = ("http://me:private@host:8000/v1", "http://other/?token=hush&x=1")
+        api_key: str = "sk-quiet"
         max_tokens: int = 5
 
     manifest = materialise(store, numbers_request(execution=Execution())).manifest
     raw = store.storage.read(manifest_path("tasks", manifest.key)).decode()
-    assert not [secret for secret in ("pw", "abc", "12345") if secret in raw]
+    assert not [secret for secret in ("private", "hush", "quiet") if secret in raw]
     assert manifest.execution["workers"] == ["http://***@host:8000/v1", "http://other/?token=***&x=1"]
     assert manifest.execution["max_tokens"] == 5

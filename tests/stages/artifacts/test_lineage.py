@@ -25,7 +25,7 @@ def test_lineage_leads_from_a_policy_back_to_the_first(any_store: Store) -> None
     (before,) = node.inputs["policy"]
     assert before.ref == first.artifacts["policy"]
     (rollouts,) = node.inputs["rollouts"]
-    assert rollouts.inputs["policy"] == [before], "one artifact is one node"
+    assert rollouts.inputs["policy"][0] is before, "one artifact is one node"
     assert before.inputs["policy"][0].ref == first.artifacts["policy_in"]
     assert before.inputs["policy"][0].inputs == {}
 
