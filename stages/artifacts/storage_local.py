@@ -156,8 +156,10 @@ class LocalStorage(Storage):
                 temporary.unlink()
 
     def _is_scratch(self, path: Path) -> bool:
-        """Whether the file was made for this store in its scratch folder, so that it is nobody else's."""
-        return self.root in path.parents and path.relative_to(self.root).parts[0].startswith(TEMPORARY)
+        """Whether the file was made in this store's scratch folder and is nobody else's (no link to a user's file)."""
+        if self.root not in path.parents or not path.relative_to(self.root).parts[0].startswith(TEMPORARY):
+            return False
+        return not path.is_symlink() and path.stat().st_nlink == 1
 
     def _make_folder(self, folder: Path) -> None:
         missing = []

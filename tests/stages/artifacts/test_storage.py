@@ -132,6 +132,31 @@ def test_a_storage_survives_pickling(storage: Storage) -> None:
     assert pickle.loads(pickle.dumps(storage)).read("a") == b"1"
 
 
+@pytest.mark.parametrize("link", [os.link, os.symlink, None])
+def test_a_stored_file_shares_nothing_with_a_users_file(store: Store, tmp_path: Path, link: Any) -> None:
+    """A stage may hand over a link; changing the user's file later must not change the store."""
+    users = tmp_path / "users"
+    users.write_bytes(b"as it was")
+    scratch = Path(store.url) / ".tmp-work-1"
+    scratch.mkdir(parents=True)
+    if link is not None:
+        link(users, scratch / "file")
+    store.storage.put_if_absent("a", users if link is None else scratch / "file")
+    users.write_bytes(b"changed")
+    assert store.storage.read("a") == b"as it was"
+    assert users.stat().st_mode & 0o200
+    stored = Path(store.url) / "a"
+    assert (stored.is_symlink(), stored.stat().st_nlink) == (False, 1)
+
+
+def test_a_scratch_file_is_moved_and_not_copied(store: Store) -> None:
+    scratch = Path(store.url) / ".tmp-work-1"
+    scratch.mkdir(parents=True)
+    (scratch / "file").write_bytes(b"1")
+    store.storage.put_if_absent("a", scratch / "file")
+    assert (Path(store.url) / "a").stat().st_ino == (scratch / "file").stat().st_ino
+
+
 def test_a_killed_local_writer_leaves_no_visible_object(store: Store) -> None:
     """A temporary file is all that a writer leaves that dies before its link."""
     root = Path(store.url)
