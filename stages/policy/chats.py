@@ -7,6 +7,7 @@ from schemas.errors import InputError
 from schemas.records import instruction_from
 from stages.artifacts.stage import Inputs
 from stages.policy.checkpoint import CHECKPOINT
+from stages.policy.quiet import quiet_libraries
 from stages.policy.sequences import Sequences, plain_sequences
 
 
@@ -17,6 +18,7 @@ def taught_chats(inputs: Inputs, system: str | None, answer_forms: Sequence[str]
         system: system message; None: none.
         answer_forms: texts with ``{answer}`` in them.
     """
+    quiet_libraries()
     from transformers import AutoTokenizer
 
     tasks = inputs.scan("tasks", "tasks").select("task_id", "instruction", "answer").sort("task_id").collect()

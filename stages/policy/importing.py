@@ -25,6 +25,7 @@ from stages.policy.checkpoint import (
     sha256_of,
     weight_files,
 )
+from stages.policy.quiet import quiet_libraries
 from stages.policy.settings import Dtype
 
 _HUB = re.compile(r"hf://(?P<name>[\w.-]+/[\w.-]+)@(?P<revision>\w+)")
@@ -88,6 +89,7 @@ class ImportStage(Stage[ImportConfig, ImportExecution]):
 
         location, folder = _location(execution), work.scratch / CHECKPOINT
         kind = _kind_of(location)
+        quiet_libraries()
         if kind == "gguf":
             _from_gguf(Path(location), folder, config.dtype or "float32")
         else:

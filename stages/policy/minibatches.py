@@ -17,16 +17,12 @@ def by_group(group_ids: Sequence[str], groups_S: np.ndarray, n: int, epochs: int
     Returns:
         numbers of the sequences, by step.
     """
-    sizes = np.bincount(groups_S, minlength=len(group_ids))
+    present = set(groups_S.tolist())
     steps = []
     for epoch in range(epochs):
-        mixed = sorted(range(len(group_ids)), key=lambda g: blake2b(f"{epoch}:{group_ids[g]}".encode()).digest())
-        order = np.array([group for group in mixed if sizes[group]], dtype=np.int64)
-        middles = np.cumsum(sizes[order]) - sizes[order] / 2
-        part_of_group = np.full(len(group_ids), -1)
-        part_of_group[order] = np.minimum(n - 1, (middles / len(groups_S) * n).astype(np.int64))
-        parts = part_of_group[groups_S]
-        steps += [np.flatnonzero(parts == part) for part in np.unique(parts)]
+        mixed = sorted(present, key=lambda group: blake2b(f"{epoch}:{group_ids[group]}".encode()).digest())
+        for part in np.array_split(np.array(mixed), min(n, len(mixed))):
+            steps.append(np.flatnonzero(np.isin(groups_S, part)))
     return steps
 
 

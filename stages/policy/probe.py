@@ -8,6 +8,7 @@ import numpy as np
 import pyarrow as pa
 
 from schemas.tables import PROBE
+from stages.policy.quiet import quiet_libraries
 
 QUESTIONS = ("What is 12 + 7?", "Name three colours, then stop.")
 RANDOM_LENGTHS = (16, 31)
@@ -42,6 +43,7 @@ def probe_table(ids: Sequence[Sequence[int]], logprobs: Sequence[Sequence[float]
 
 def probe_of_folder(folder: Path) -> pa.Table:
     """The probe of a checkpoint folder, computed here with transformers' own attention, one sequence at a time."""
+    quiet_libraries()
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 

@@ -12,6 +12,7 @@ from schemas.artifacts import ShardPlan
 from schemas.config import ConfigModel
 from stages.artifacts.stage import Inputs, InputSpec, ShardOutput, Stage, Work
 from stages.policy.checkpoint import CHECKPOINT, outputs
+from stages.policy.quiet import quiet_libraries
 
 PAD, END, ROLES = "<|pad|>", "<|end|>", ("<|system|>", "<|user|>", "<|assistant|>", "<|tool|>")
 CHAT_TEMPLATE = (
@@ -89,6 +90,7 @@ STAGE = InitStage()
 
 def write_tiny_policy(folder: Path, config: InitConfig, seed: int) -> int:
     """Writes the checkpoint folder; returns the number of parameters."""
+    quiet_libraries()
     import torch
     from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
 

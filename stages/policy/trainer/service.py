@@ -32,7 +32,7 @@ class Service:
         import transformers  # noqa: F401 - while the pipeline is still sampling
 
         self._learner: Learner | None = None
-        self._reference: tuple[str, Any] | None = None
+        self._reference: tuple[tuple[str, str], Any] | None = None
 
     def run(self, message: dict[str, Any], progress: Callable[[int, int], None]) -> dict[str, Any]:
         job = Job.model_validate(message)
@@ -66,8 +66,9 @@ class Service:
     def _reference_for(self, job: Job, learner: Learner) -> Any:
         if job.reference is None:
             return None
-        if self._reference is None or self._reference[0] != job.reference.content:
+        wanted = (job.reference.content, job.dtype)
+        if self._reference is None or self._reference[0] != wanted:
             assert job.reference.checkpoint is not None
             model = load_model(job.reference.checkpoint, DTYPES[job.dtype], trained=False).to(learner.device)
-            self._reference = (job.reference.content, model)
+            self._reference = (wanted, model)
         return self._reference[1]

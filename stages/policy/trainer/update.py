@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,7 +14,7 @@ from stages.policy import aggregation, losses
 from stages.policy.kl import ESTIMATORS, k1, k3
 from stages.policy.packing import pack
 from stages.policy.schedule import lr_at
-from stages.policy.sequences import Sequences, plain_sequences
+from stages.policy.sequences import Sequences, plain_sequences, ranges
 from stages.policy.trainer.forward import Row, entropies_of, logprobs_of, row_of, sampled_logits
 from stages.policy.trainer.job import Job
 from stages.policy.trainer.learner import Learner
@@ -22,12 +23,7 @@ Progress = Callable[[int, int], None]
 
 
 def train(
-    learner: Learner,
-    reference: torch.nn.Module | None,
-    job: Job,
-    batch: Sequences,
-    steps: list[np.ndarray],
-    progress: Progress,
+    learner: Learner, reference: Any, job: Job, batch: Sequences, steps: list[np.ndarray], progress: Progress
 ) -> dict[str, float]:
     """Takes every step; returns the measurements.
 
@@ -37,12 +33,11 @@ def train(
     """
     started = time.perf_counter()
     rank, n_ranks = dist.get_rank(), dist.get_world_size()
-    sums, first = _Sums(learner.device), _Sums(learner.device)
+    sums, first = Sums(learner.device), Sums(learner.device)
     norms, rate = [], 0.0
     for index, chosen in enumerate(steps):
-        sequences = batch.take(chosen)
-        for part, weights in _micro_batches(sequences, job, rank, n_ranks):
-            loss = _loss(learner, reference, job, part, weights, [sums, first] if index == 0 else [sums])
+        for part in micro_batches(batch.take(chosen), job, n_ranks)[rank]:
+            loss = micro_batch_loss(learner.engine, reference, job, part, [sums, first] if index == 0 else [sums])
             learner.engine.backward(loss * n_ranks)  # DeepSpeed divides by the number of processes
         rate = lr_at(learner.n_steps + 1, job.optimizer.lr, job.schedule)
         norms.append(learner.step(rate))
@@ -51,52 +46,50 @@ def train(
     return _measurements(job, sums.over_all_ranks(), first.over_all_ranks(), norms, rate, duration_s)
 
 
-def _micro_batches(sequences: Sequences, job: Job, rank: int, n_ranks: int) -> list[tuple[Sequences, np.ndarray]]:
-    """This process's share of a step: sequences, and the weights of their sampled tokens."""
-    trajectories_T = sequences.per_sampled(sequences.trajectories_S)
-    groups_T = sequences.per_sampled(sequences.groups_S)
-    weights = np.zeros(len(sequences.ids_T))
-    weights[sequences.sampled_T] = aggregation.token_weights(
-        job.loss.aggregation, trajectories_T, groups_T, job.loss.constant
+@dataclass(frozen=True)
+class Part:
+    """What one process computes at once."""
+
+    sequences: Sequences
+    weights_N: np.ndarray
+    """Share of each sampled token in the step's loss; all 0 where the process has no work left."""
+
+
+def micro_batches(sequences: Sequences, job: Job, n_ranks: int) -> list[list[Part]]:
+    """The sequences of one optimizer step, cut for every process; their weights know nothing of the cut."""
+    weights_T = np.zeros(len(sequences.ids_T))
+    weights_T[sequences.sampled_T] = aggregation.token_weights(
+        job.loss.aggregation,
+        sequences.per_sampled(sequences.trajectories_S),
+        sequences.per_sampled(sequences.groups_S),
+        job.loss.constant,
     )
-    starts = np.cumsum(sequences.lengths_S) - sequences.lengths_S
-    parts = []
-    for chosen in pack(sequences.lengths_S, job.max_tokens_per_micro_batch, n_ranks)[rank]:
-        if len(chosen) == 0:
-            parts.append((_idle(), np.zeros(1)))
-            continue
+    starts_S = np.cumsum(sequences.lengths_S) - sequences.lengths_S
+
+    def part_of(chosen: np.ndarray) -> Part:
+        if len(chosen) == 0:  # all processes must take part in every exchange
+            return Part(plain_sequences([[0, 0]], [1]), np.zeros(1))
         part = sequences.take(chosen)
-        lengths = sequences.lengths_S[chosen]
-        tokens = np.concatenate([np.arange(s, s + n) for s, n in zip(starts[chosen], lengths, strict=True)])
-        parts.append((part, weights[tokens][part.sampled_T]))
-    return parts
+        return Part(part, weights_T[ranges(starts_S[chosen], part.lengths_S)][part.sampled_T])
+
+    by_rank = pack(sequences.lengths_S, job.max_tokens_per_micro_batch, n_ranks)
+    return [[part_of(chosen) for chosen in batches] for batches in by_rank]
 
 
-def _idle() -> Sequences:
-    """What a process without work computes, so that all take part in every exchange; its weight is 0."""
-    return plain_sequences([[0, 0]], [1])
-
-
-def _loss(
-    learner: Learner,
-    reference: torch.nn.Module | None,
-    job: Job,
-    part: Sequences,
-    weights: np.ndarray,
-    sums: "list[_Sums]",
-) -> torch.Tensor:
-    """The weighted sum over one micro-batch, with gradient."""
-    device = learner.device
-    row = row_of(part, device)
-    logits = sampled_logits(learner.engine, row)
+def micro_batch_loss(model: Any, reference: Any, job: Job, part: Part, sums: "list[Sums]") -> torch.Tensor:
+    """The weighted sum of the losses of one micro-batch, with gradient; its numbers are added to ``sums``."""
+    device = sums[0].device
+    row = row_of(part.sequences, device)
+    logits = sampled_logits(model, row)
     logprobs_N = logprobs_of(logits, row)
-    weights_N = torch.from_numpy(weights.astype(np.float32)).to(device)
-    advantages_N = torch.from_numpy(part.advantages_T[part.sampled_T]).to(device)
-    old_N = torch.from_numpy(part.logprobs_T[part.sampled_T]).to(device)
+    sampled_T = part.sequences.sampled_T
+    weights_N = torch.from_numpy(part.weights_N.astype(np.float32)).to(device)
+    advantages_N = torch.from_numpy(part.sequences.advantages_T[sampled_T]).to(device)
+    old_N = torch.from_numpy(part.sequences.logprobs_T[sampled_T]).to(device)
     if job.objective == "policy_gradient":
         token = losses.clipped_policy_gradient(
             logprobs_N,
-            old_N,
+            old_N if part.weights_N.any() else logprobs_N.detach(),
             advantages_N,
             eps_low=job.loss.eps_low,
             eps_high=job.loss.eps_high,
@@ -106,33 +99,32 @@ def _loss(
     else:
         token = losses.cross_entropy(logprobs_N, advantages_N)
     loss = (weights_N * token.loss_T).sum()
-    if job.kl is not None:
+    if job.kl is not None and part.weights_N.any():
         other_N = old_N if job.kl.against == "sampling" else _logprobs_under(reference, row)
-        penalty_N = ESTIMATORS[job.kl.estimator](logprobs_N - other_N)
-        loss = loss + job.kl.coefficient * (weights_N * penalty_N).sum()
+        loss = loss + job.kl.coefficient * (weights_N * ESTIMATORS[job.kl.estimator](logprobs_N - other_N)).sum()
     if job.loss.entropy_coefficient:
         loss = loss - job.loss.entropy_coefficient * (weights_N * entropies_of(logits)).sum()
-    if weights.any():
+    if part.weights_N.any():
         with torch.no_grad():
-            entropies_N = torch.cat([entropies_of(some) for some in logits.detach().split(512)])  # bounds the memory
+            entropies_N = torch.cat([entropies_of(some) for some in logits.split(512)])  # bounds the memory
             for each in sums:
-                each.add(loss.detach(), token, logprobs_N.detach() - old_N, entropies_N, job.logprob_tolerance)
+                each.add(loss, token, logprobs_N - old_N, entropies_N, job.logprob_tolerance)
     return loss
 
 
-def _logprobs_under(reference: torch.nn.Module | None, row: Row) -> torch.Tensor:
-    assert reference is not None
+def _logprobs_under(reference: Any, row: Row) -> torch.Tensor:
     with torch.no_grad():
         return logprobs_of(sampled_logits(reference, row), row)
 
 
 @dataclass
-class _Sums:
+class Sums:
     """Sums over tokens, added up over micro-batches and processes; never means of means."""
 
     device: torch.device
     values: dict[str, torch.Tensor] = field(default_factory=dict)
     largest: torch.Tensor | None = None
+    """Largest difference between the sampler's and the trainer's logprob; None: none is known."""
 
     def add(
         self,
@@ -151,17 +143,19 @@ class _Sums:
         self._sum("counted", token.counted_T.sum())
         self._sum("entropy", entropies_N.double().sum())
         self._sum("known", known_N.sum())
-        self._sum("k1", -k1(ratio_N).sum())
+        self._sum("k1", k1(-ratio_N).sum())
         self._sum("k3", k3(-ratio_N).sum())
         self._sum("off", (ratio_N.abs() > tolerance).sum())
-        top = ratio_N.abs().max() if len(ratio_N) else torch.zeros((), dtype=torch.float64, device=self.device)
-        self.largest = top if self.largest is None else torch.maximum(self.largest, top)
+        if len(ratio_N):
+            top = ratio_N.abs().max()
+            self.largest = top if self.largest is None else torch.maximum(self.largest, top)
 
     def over_all_ranks(self) -> dict[str, float]:
+        """Every sum over all processes, and ``largest``."""
         names = ["loss", "tokens", "clipped", "counted", "entropy", "known", "k1", "k3", "off"]
         zero = torch.zeros((), dtype=torch.float64, device=self.device)
         total = torch.stack([self.values.get(name, zero) for name in names])
-        largest = self.largest if self.largest is not None else zero
+        largest = zero.clone() if self.largest is None else self.largest
         dist.all_reduce(total)
         dist.all_reduce(largest, op=dist.ReduceOp.MAX)
         return dict(zip(names, total.tolist(), strict=True)) | {"largest": largest.item()}
@@ -172,12 +166,13 @@ class _Sums:
 
 
 def _measurements(
-    job: Job, all_steps: dict[str, float], first: dict[str, float], norms: list[float], rate: float, duration_s: float
+    job: Job, every: dict[str, float], first: dict[str, float], norms: list[float], rate: float, duration_s: float
 ) -> dict[str, float]:
-    tokens = all_steps["tokens"]
+    """Numbers over all steps, and those of the first step, in which nothing has been learnt yet."""
+    tokens = every["tokens"]
     measured = {
-        "loss": all_steps["loss"] / len(norms),
-        "entropy": all_steps["entropy"] / tokens,
+        "loss": every["loss"] / len(norms),
+        "entropy": every["entropy"] / tokens,
         "grad_norm": sum(norms) / len(norms),
         "grad_norm_max": max(norms),
         "lr": rate,
@@ -189,14 +184,12 @@ def _measurements(
     if not np.isfinite(measured["loss"]):
         raise StageFailed(f"the loss is {measured['loss']}: the update was given up, nothing was stored")
     if job.objective == "policy_gradient":
-        measured |= {
-            "clip_fraction": all_steps["clipped"] / tokens,
-            "ratio_kept_fraction": all_steps["counted"] / tokens,
-        }
+        measured["clip_fraction"] = every["clipped"] / tokens
+        measured["ratio_kept_fraction"] = every["counted"] / tokens
     if first["known"]:
         measured |= {
-            "kl": all_steps["k3"] / all_steps["known"],
-            "kl_k1": all_steps["k1"] / all_steps["known"],
+            "kl": every["k3"] / every["known"],
+            "kl_k1": every["k1"] / every["known"],
             "sampler_trainer_kl": first["k3"] / first["known"],
             "sampler_trainer_kl_k1": first["k1"] / first["known"],
             "sampler_trainer_logprob_diff_max": first["largest"],
