@@ -5,7 +5,7 @@ What changes the samples is config; what only changes how they are made is execu
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, model_validator
 
 from schemas.config import ConfigModel, nearest
 from stages.rollouts.workers.settings import VllmConfig, VllmExecution
@@ -34,6 +34,19 @@ class Batch(ConfigModel):
     """Tasks."""
     index: int = Field(default=0, ge=0)
     """Counts on over epochs; an epoch's last tasks that fill no batch wait for the next epoch."""
+
+
+class FinishWhen(ConfigModel):
+    """When a shard ends without its last attempts, which may take longer than all the others together.
+
+    What is left has no episode, as if it had not been asked for; which attempts these are depends on how fast things
+    went, so with this setting the samples are not the same each time.
+    """
+
+    share: float = Field(gt=0, le=1)
+    """Of the attempts of a shard that must have finished."""
+    per_group_min: int = Field(default=1, ge=0)
+    """Attempts at each task that must have finished."""
 
 
 class TransformersConfig(ConfigModel):
@@ -91,10 +104,18 @@ class RolloutsConfig(ConfigModel):
     episode_time_limit_s: float | None = Field(default=None, gt=0)
     """Wall time of an episode, seconds; then it ends with status ``timeout`` and keeps its finished calls. None: no
     limit."""
+    finish_when: FinishWhen | None = None
+    """When stragglers are left. None: never."""
     is_validation: bool = False
     """Told to the agent: the episodes are for evaluation."""
     engine: EngineConfig = TransformersConfig()
     """What samples."""
+
+    @model_validator(mode="after")
+    def _groups_can_be_filled(self) -> "RolloutsConfig":
+        if self.finish_when is not None and self.finish_when.per_group_min > self.n:
+            raise ValueError(f"finish_when.per_group_min is {self.finish_when.per_group_min}, and n only {self.n}")
+        return self
 
 
 class RolloutsExecution(ConfigModel):

@@ -81,15 +81,19 @@ def run_attempts(
     setting: Setting,
     max_concurrency: int,
     finished: Callable[[EpisodeRecord], None],
+    is_enough: Callable[[], bool] = lambda: False,
 ) -> None:
     """Makes all attempts, and gives each record to ``finished`` as its episode ends.
+
+    Args:
+        is_enough: asked after each; once it is true, the attempts that are not finished are given up.
 
     Raises:
         EngineFault: the engine is broken.
     """
     loop = asyncio.new_event_loop()
     try:
-        loop.run_until_complete(_run(iter(attempts), setting, max_concurrency, finished))
+        loop.run_until_complete(_run(iter(attempts), setting, max_concurrency, finished, is_enough))
     finally:
         left = asyncio.all_tasks(loop)
         for task in left:
@@ -101,16 +105,29 @@ def run_attempts(
 
 
 async def _run(
-    attempts: Iterable[Attempt], setting: Setting, max_concurrency: int, finished: Callable[[EpisodeRecord], None]
+    attempts: Iterable[Attempt],
+    setting: Setting,
+    max_concurrency: int,
+    finished: Callable[[EpisodeRecord], None],
+    is_enough: Callable[[], bool],
 ) -> None:
+    enough = asyncio.Event()
+
     async def work() -> None:
         for attempt in attempts:
             finished(await _run_one(attempt, setting))
+            if is_enough():
+                enough.set()
 
     workers = [asyncio.create_task(work()) for _ in range(max_concurrency)]
+    all_done, cut_short = asyncio.gather(*workers), asyncio.ensure_future(enough.wait())
+    ends: set[asyncio.Future[Any]] = {all_done, cut_short}
     try:
-        await asyncio.gather(*workers)
+        await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+        if all_done.done():
+            all_done.result()
     finally:
+        cut_short.cancel()
         for worker in workers:
             worker.cancel()
 

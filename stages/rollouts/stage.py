@@ -5,7 +5,7 @@ the same samples come out however the work is cut, ordered or resumed.
 """
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, ClassVar
 
 from schemas.artifacts import Receipt, ShardPlan
@@ -18,6 +18,8 @@ from stages.artifacts.stage import Inputs, InputSpec, ShardOutput, Stage, Work
 from stages.rollouts.agents import FIRST_MESSAGES, SETTINGS, agent_named, agent_version
 from stages.rollouts.config import RolloutsConfig, RolloutsExecution
 from stages.rollouts.selection import selected
+from stages.rollouts.workers.command import vllm_python
+from stages.rollouts.workers.settings import VllmConfig
 
 _DEFAULT_AGENT = "single_turn"
 _LISTED = 3
@@ -56,6 +58,8 @@ class RolloutsStage(Stage[RolloutsConfig, RolloutsExecution]):
                 f"{config.n} attempts at temperature 0 would all be the same",
                 hint="raise sampling.temperature, or set n=1",
             )
+        if isinstance(config.engine, VllmConfig) and not isinstance(execution.vllm.workers, list):
+            vllm_python(execution.vllm)
         template = chat_template_in(inputs.folder("policy", "checkpoint"))
         for text in config.sampling.stop:
             template.token_id(text)
@@ -89,12 +93,15 @@ class RolloutsStage(Stage[RolloutsConfig, RolloutsExecution]):
         with engine.serving(policy):
             began = time.perf_counter()
             setting = _setting(inputs, config, engine, policy)
-            run_attempts(_attempts(tasks, config, work), setting, execution.max_concurrency, finished)
+            is_enough = _stopping_rule(tasks, config, episodes)
+            run_attempts(_attempts(tasks, config, work), setting, execution.max_concurrency, finished, is_enough)
             sampling_s = time.perf_counter() - began
             facts = engine.facts()
         steps = steps_table(episodes, engine.logprob_mode)
         table = episodes_table(episodes, policy.policy_id)
-        return ShardOutput({"episodes": table, "steps": steps}, summary=_summary(tasks, episodes, sampling_s) | facts)
+        return ShardOutput(
+            {"episodes": table, "steps": steps}, summary=_summary(tasks, config, episodes, sampling_s) | facts
+        )
 
     def summarise(self, receipts: Iterable[Receipt]) -> dict[str, Any]:
         total: dict[str, Any] = {}
@@ -106,7 +113,7 @@ class RolloutsStage(Stage[RolloutsConfig, RolloutsExecution]):
                         status[word] = status.get(word, 0) + count
                 elif isinstance(value, list):
                     total[name] = sorted({*total.get(name, []), *value})
-                elif name != "tokens_per_s":
+                elif name not in ("tokens_per_s", "left"):  # what was left stands in the shards' receipts
                     total[name] = total.get(name, 0) + value
         rate = total["response_tokens"] / total["sampling_s"] if total.get("sampling_s") else None
         return {**total, "tokens_per_s": rate, "status": dict(sorted(status.items()))}
@@ -207,6 +214,8 @@ def _refuse_long_prompts(inputs: Inputs, config: RolloutsConfig, task_ids: list[
 
     folder = inputs.folder("policy", "checkpoint")
     template, context = chat_template_in(folder), context_length_of(folder)
+    if isinstance(config.engine, VllmConfig):
+        context = min(context, config.engine.args.get("max_model_len") or context)
 
     def length(task: Task) -> int:
         first = FIRST_MESSAGES.get(config.agent or task.agent or _DEFAULT_AGENT)
@@ -229,11 +238,39 @@ def _refuse_long_prompts(inputs: Inputs, config: RolloutsConfig, task_ids: list[
         )
 
 
-def _summary(tasks: list[Task], episodes: list[Any], sampling_s: float) -> dict[str, Any]:
+def _stopping_rule(tasks: list[Task], config: RolloutsConfig, episodes: list[Any]) -> Callable[[], bool]:
+    """Whether enough of the shard's attempts have finished, told from the list of episodes as it grows."""
+    rule = config.finish_when
+    if rule is None:
+        return lambda: False
+    share, per_group_min = rule.share, rule.per_group_min
+    finished = dict.fromkeys((task.id for task in tasks), 0)
+    lacking = len(tasks) if per_group_min else 0
+    seen = 0
+
+    def is_enough() -> bool:
+        nonlocal lacking, seen
+        for episode in episodes[seen:]:
+            finished[episode.attempt.task.id] += 1
+            lacking -= finished[episode.attempt.task.id] == per_group_min
+        seen = len(episodes)
+        return lacking == 0 and seen >= share * len(tasks) * config.n
+
+    return is_enough
+
+
+def _left(tasks: list[Task], n: int, episodes: list[Any]) -> dict[str, list[int]]:
+    """The attempts that were given up, by task."""
+    made = {(episode.attempt.task.id, episode.attempt.rollout_index) for episode in episodes}
+    left = {task.id: [index for index in range(n) if (task.id, index) not in made] for task in tasks}
+    return {task_id: indices for task_id, indices in left.items() if indices}
+
+
+def _summary(tasks: list[Task], config: RolloutsConfig, episodes: list[Any], sampling_s: float) -> dict[str, Any]:
     steps = [step for episode in episodes for step in episode.steps]
     n_tokens = sum(len(step.generation.response_ids) for step in steps)
     words = sorted({episode.status for episode in episodes})
-    return {
+    found: dict[str, Any] = {
         "n_tasks": len(tasks),
         "n_episodes": len(episodes),
         "n_steps": len(steps),
@@ -243,6 +280,10 @@ def _summary(tasks: list[Task], episodes: list[Any], sampling_s: float) -> dict[
         "tokens_per_s": n_tokens / sampling_s if sampling_s else None,
         "status": {word: sum(episode.status == word for episode in episodes) for word in words},
     }
+    if config.finish_when is not None:
+        found["left"] = _left(tasks, config.n, episodes)
+        found["n_left"] = len(tasks) * config.n - len(episodes)
+    return found
 
 
 STAGE = RolloutsStage()

@@ -67,10 +67,13 @@ def sampled(body: bytes, request: GenerationRequest, vocabulary: int) -> Answer:
     if ids.min() < 0 or ids.max() >= vocabulary:
         raise UnusableAnswer(f"an id is outside the vocabulary of {vocabulary}")
     stops = np.flatnonzero(np.isin(ids, sampling.stop_token_ids))
-    ends = "stop" if len(stops) and stops[0] == len(ids) - 1 else "length" if len(ids) == sampling.max_tokens else None
-    if reason not in ("stop", "length") or reason != ends or len(stops) > 1:
+    is_full, is_stopped = len(ids) == sampling.max_tokens, stops.tolist() == [len(ids) - 1]
+    if not (reason == "stop" and is_stopped) and not (
+        reason == "length" and is_full and (is_stopped or not len(stops))
+    ):
         raise UnusableAnswer(f"it says that it ended by {reason!r}, and its {len(ids)} ids do not")
-    return Answer(ids.astype(np.int32), _logprobs(choice.get("logprobs"), ids), reason)
+    ends: FinishReason = "stop" if is_stopped else "length"
+    return Answer(ids.astype(np.int32), _logprobs(choice.get("logprobs"), ids), ends)
 
 
 def _choice(body: bytes) -> dict[str, Any]:
