@@ -200,6 +200,8 @@ class Worker(ABC):
                     return f"no sign of life for {hang_s:g} s: {fault}"
             else:
                 last_sign = time.monotonic()
+                if load.progress < progress:
+                    return "it has been started anew, so it has to prove its weights again"
                 if self.n_calls == 0 or load.progress != progress:
                     progress, last_step = load.progress, last_sign
                 elif last_sign - last_step > self._execution.stall_timeout_s:

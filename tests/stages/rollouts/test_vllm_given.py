@@ -185,6 +185,7 @@ def test_a_server_that_comes_back_serves_again_once_it_has_proved_its_weights(se
     with engine.serving(policy):
         other.stop_listening()
         assert_answered(ask(engine, calls(4)), calls(4), policy)
+        assert eventually(lambda: engine.workers[1].policy is None)
         other.shift = 0.5  # it comes back with other weights
         other.listen_again()
         time.sleep(1)
@@ -257,14 +258,34 @@ def test_a_cancelled_call_is_taken_back_from_the_server(servers, attach, policy)
         assert server.running == 0
 
 
-def test_concurrency_grows_to_what_the_server_can_take_and_no_further(servers, attach, policy):
+def test_concurrency_shrinks_to_what_the_server_can_take(servers, attach, policy):
     (server,) = servers()
-    server.seconds = 0.2  # it runs 4 at a time, and lets the rest wait
+    server.seconds = 0.5  # it runs 4 at a time, and lets the rest wait
     engine = attach([server])
+
+    async def run():
+        asked = [asyncio.create_task(engine.generate(call)) for call in calls(400)]
+        while engine.workers[0].limit.value > 4 + 16:
+            await asyncio.sleep(0.02)
+        for one in asked:
+            one.cancel()
+        await asyncio.gather(*asked, return_exceptions=True)
+
     with engine.serving(policy):
-        ask(engine, calls(300))
-        assert server.most_running <= 64
-        assert engine.workers[0].limit.value <= 4 + 16
+        asyncio.run(asyncio.wait_for(run(), 10))
+    assert 20 < server.most_running <= 64
+
+
+def test_a_server_that_was_started_anew_must_prove_its_weights_again(servers, attach, policy):
+    (server,) = servers()
+    engine = attach([server], max_failures=99)
+    with engine.serving(policy):
+        ask(engine, calls(8))
+        time.sleep(0.5)
+        server.progress, server.shift = 0, 0.5  # so quickly that nobody missed it
+        assert eventually(lambda: "off by up to 0.5" in str(engine.workers[0].trouble))
+        server.shift = 0.0
+        assert_answered(ask(engine, calls(4)), calls(4), policy)
 
 
 def test_weights_that_are_not_the_policys_are_refused_by_how_much_and_left_alone(servers, attach, tmp_path):
