@@ -18,11 +18,11 @@ def by_group(group_ids: Sequence[str], groups_S: np.ndarray, n: int, epochs: int
         numbers of the sequences, by step.
     """
     present = set(groups_S.tolist())
-    steps = []
+    steps: list[np.ndarray] = []
     for epoch in range(epochs):
         mixed = sorted(present, key=lambda group: blake2b(f"{epoch}:{group_ids[group]}".encode()).digest())
-        for part in np.array_split(np.array(mixed), min(n, len(mixed))):
-            steps.append(np.flatnonzero(np.isin(groups_S, part)))
+        parts = np.array_split(np.array(mixed), min(n, len(mixed)))
+        steps += [np.flatnonzero(np.isin(groups_S, part)) for part in parts]
     return steps
 
 

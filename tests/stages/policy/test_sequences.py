@@ -13,8 +13,8 @@ from stages.policy.sequences import Sequences, plain_sequences, sequences_from_s
 SCHEMA = pa.schema(
     [STEPS.schema.field(name) for name in ("episode_id", "trajectory", "step_index", "prefix_length")]
     + [STEPS.schema.field(name) for name in ("prompt_ids", "response_ids", "logprobs")]
-    + [("temperature", pa.float64()), ("trajectory_number", pa.int64()), ("group_number", pa.int64())]
-    + [("advantage", pa.float64()), ("token_advantages", FLOATS)]
+    + [pa.field("temperature", pa.float64()), pa.field("trajectory_number", pa.int64())]
+    + [pa.field("group_number", pa.int64()), pa.field("advantage", pa.float64()), pa.field("token_advantages", FLOATS)]
 )
 
 
