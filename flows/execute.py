@@ -4,7 +4,13 @@ Our keys decide what is reused; Prefect caches nothing. Any task runner may run 
 task receives is plain JSON that names the store, the stage, its config and its inputs.
 """
 
+import atexit
+import os
+import sys
+import threading
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, wait
+from contextlib import ExitStack
 from typing import Any
 
 from prefect import task
@@ -113,22 +119,46 @@ class Executor:
             self.reporter.say(f"[yellow]note:[/] reused what other code made ({changes}): {shown}")
 
     def _submit(self, call: StageCall, key: str, shards: Sequence[str]) -> None:
-        """Runs every shard as a task and waits for all, so that what can be finished is; then raises the first fault."""
-        faults: list[Exception] = []
+        """Runs every shard as a task, waits for all so that what can be finished is, then raises the first fault."""
         # A task runner of the stage's own: how many shards work at once is the recipe's to say, not the flow's.
         runner: ThreadPoolTaskRunner[Any] = ThreadPoolTaskRunner(max_workers=self.shards_at_once)
-        with runner:
+        with ExitStack() as stack:
+            stack.enter_context(runner)
             common = {"call": call.model_dump(mode="json"), "key": key, "n_shards": len(shards)}
             futures: list[PrefectConcurrentFuture[Any]] = [
                 runner.submit(_shard, parameters={**common, "shard": shard}) for shard in shards
             ]
-            for future in futures:
-                try:
-                    future.result()
-                except Exception as fault:
-                    faults.append(fault)
-        if faults:
-            raise faults[0]
+            try:
+                _wait([future.wrapped_future for future in futures])
+            except BaseException:  # interrupted, or asked to terminate
+                for future in futures:
+                    future.wrapped_future.cancel()
+                stack.pop_all()  # the runner would wait for the shards at work
+                _end_with_main_thread()
+                raise
+        for future in futures:
+            future.result()
+
+
+def _wait(futures: Sequence[Future[Any]]) -> None:
+    """Waits until all have ended. In short waits: polars' signal handler keeps an interrupt from ending a long one."""
+    pending = set(futures)
+    while pending:
+        _, pending = wait(pending, timeout=0.5)
+
+
+def _end_with_main_thread() -> None:
+    """Ends the process once its main thread has, though shards are at work in threads, which nothing can stop.
+
+    What they have not finished is not in the store, and is done again.
+    """
+
+    def end() -> None:
+        atexit._run_exitfuncs()  # ends the processes that the stages have started
+        sys.stdout.flush()
+        os._exit(130)
+
+    threading._register_atexit(end)  # type: ignore[attr-defined]  # before the interpreter waits for every thread
 
 
 @task(task_run_name="{call[stage]}-{shard}", cache_policy=NO_CACHE, persist_result=False)

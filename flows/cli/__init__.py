@@ -27,6 +27,7 @@ def main() -> None:
     except RollmillError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(error.exit_code)
-    except KeyboardInterrupt:
-        print("interrupted; nothing finished is lost, the same command continues", file=sys.stderr)
-        sys.exit(130)
+    except SystemExit as end:
+        if end.code == 130:  # what typer makes of an interrupt
+            print("interrupted; nothing finished is lost, the same command continues", file=sys.stderr)
+        raise

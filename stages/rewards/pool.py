@@ -149,6 +149,6 @@ def _close(pool: ProcessPool) -> None:
 
 @atexit.register
 def _close_all() -> None:
-    for shared in _shared.values():
+    for shared in list(_shared.values()):  # at an interrupt shards may still be at work
         _close(shared.pool)
     _shared.clear()

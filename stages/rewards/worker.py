@@ -11,6 +11,7 @@ import os
 import resource
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -68,6 +69,7 @@ def start(settings: WorkerSettings) -> None:
     """Sets the limits and loads the graders. A grader that cannot be loaded is told by ``load_fault``."""
     global _load_fault, _devnull
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # dies at once, also inside C code
+    threading.Thread(target=_end_with_parent, args=(os.getppid(),), daemon=True).start()
     sys.stdout = sys.stderr
     sys.path.append(os.getcwd())
     limit = settings.memory_mb * 2**20
@@ -101,6 +103,13 @@ def grade_chunk(items: list[Item], timeout_s: float, hard_timeout_s: float) -> l
     if _load_fault is not None:
         raise RuntimeError(_load_fault)
     return [_grade(item, timeout_s, hard_timeout_s) for item in items]
+
+
+def _end_with_parent(parent_id: int) -> None:
+    """A grader may work for long: when the pipeline's process is gone, nobody waits for it."""
+    while os.getppid() == parent_id:
+        time.sleep(0.5)
+    os._exit(1)
 
 
 def _load(name: str, settings: WorkerSettings) -> _Loaded:
