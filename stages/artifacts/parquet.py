@@ -134,13 +134,12 @@ def checked(table: pa.Table, spec: TableSpec) -> pa.Table:
 
 
 def sorted_by_id(table: pa.Table, spec: TableSpec) -> pa.Table:
-    """``table`` in the order of its id columns, each row's id unique; in one chunk a column."""
-    table = table.combine_chunks()
+    """``table`` in the order of its id columns, each row's id unique."""
     if table.num_rows < 2:
         return table
     order = _compared_to_next(table, spec)
     if (order > 0).any():
-        table = table.take(pc.sort_indices(table, [(name, "ascending") for name in spec.id_columns])).combine_chunks()
+        table = table.take(pc.sort_indices(table, [(name, "ascending") for name in spec.id_columns]))
         order = _compared_to_next(table, spec)
     twice = np.flatnonzero(order == 0)
     if len(twice):
@@ -217,9 +216,9 @@ def _settings(spec: TableSpec) -> dict[str, Any]:
     """Writer settings; pyarrow wants each leaf's full path and ignores a short name in silence.
 
     A dictionary pays for token ids and for text that repeats; for numbers, whose values are mostly
-    different, and for a table's only id it adds bytes and time.
+    different, and for a table's only id it adds bytes and time. Statistics pay where rows are sorted.
     """
-    float_lists, dictionary, statistics = {}, [], []
+    float_lists, dictionary = {}, []
     for field in spec.schema:
         if pa.types.is_large_list(field.type):
             leaf = f"{field.name}.list.element"
@@ -230,14 +229,12 @@ def _settings(spec: TableSpec) -> dict[str, Any]:
             continue
         if _is_text(field.type) and spec.id_columns != (field.name,):
             dictionary.append(field.name)
-        if not pa.types.is_large_string(field.type):
-            statistics.append(field.name)
     return {
         "compression": "zstd",
         "compression_level": 1,
         "use_dictionary": dictionary,
         "column_encoding": float_lists or None,
-        "write_statistics": statistics,
+        "write_statistics": list(spec.id_columns),
         "write_page_checksum": True,
         "store_schema": True,
     }

@@ -4,7 +4,6 @@ import secrets
 import tempfile
 import time
 from collections.abc import Callable
-from datetime import UTC, datetime
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -22,26 +21,24 @@ from tests.builders import Given, GivenConfig, NoExecution, episode_rows, number
 
 N_EPISODES = 20_000
 N_TOKENS = 100
-ALTERNATIONS = 7
+ALTERNATIONS = 15
 
 
 def measure() -> list[dict[str, Any]]:
-    """Ratios of medians over alternations of ours and theirs on the same rows, in this process."""
+    """Ours against theirs on the same rows, in this process."""
     tables = _rollouts()
     with tempfile.TemporaryDirectory() as folder:
         store = open_store(Path(folder) / "store")
-        ours, plain = _alternated(lambda: _write(store, tables), lambda: _write_plain(Path(folder), tables))
-        writing = plain / ours
+        writing = 1 / _time_ratio(lambda: _write(store, tables), lambda: _write_plain(Path(folder), tables))
         manifest = store.resolve(_write(store, tables))
         files = [
             str(Path(store.url) / f"artifacts/rollouts/{manifest.key}/{entry.path}")
             for entry in manifest.table_files("steps")
         ]
-        ours, plain = _alternated(
+        scanning = _time_ratio(
             lambda: _question(scan(f"rollouts/{manifest.key}", "steps", store=store)),
             lambda: _question(pl.scan_parquet(files, hive_partitioning=False)),
         )
-        scanning = ours / plain
         overhead_ms = 1000 * _overhead(store)
     return [
         {
@@ -119,19 +116,14 @@ def _overhead(store: Store) -> float:
     return median(times)
 
 
-def _alternated(ours: Callable[[], Any], plain: Callable[[], Any]) -> tuple[float, float]:
-    times: tuple[list[float], list[float]] = ([], [])
-    ours()
-    plain()
-    for _ in range(ALTERNATIONS):
-        for kept, function in zip(times, (ours, plain), strict=True):
-            began = time.perf_counter()
-            function()
-            kept.append(time.perf_counter() - began)
-    return median(times[0]), median(times[1])
-
-
-if __name__ == "__main__":
-    print(datetime.now(UTC).isoformat(timespec="seconds"))
-    for row in measure():
-        print(row)
+def _time_ratio(ours: Callable[[], Any], plain: Callable[[], Any]) -> float:
+    """Median over alternations of our time by the plain time just after it, so that drift cancels out."""
+    ratios = []
+    for number in range(ALTERNATIONS + 1):
+        began = time.perf_counter()
+        ours()
+        between = time.perf_counter()
+        plain()
+        if number:  # the first pair only warms up
+            ratios.append((between - began) / (time.perf_counter() - between))
+    return median(ratios)

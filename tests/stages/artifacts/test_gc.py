@@ -174,6 +174,14 @@ def test_optimizer_states_that_training_has_passed_go_on_request(any_store: Stor
     assert collect_garbage(any_store, grace_s=0, delete=True, optimizers=True) == []
 
 
+def test_the_last_policy_of_a_run_keeps_its_optimizer_though_another_run_went_on_from_it(store: Store) -> None:
+    stored_run(store, "demo", iterations=1)
+    last = store.resolve("demo:policy")
+    stored_policy(store, "fork", {"policy": [last]})
+    gone = collect_garbage(store, grace_s=0, optimizers=True)
+    assert {item.path.split("/")[2] for item in gone} == {store.resolve("demo:policy_in").key}
+
+
 def test_a_removed_part_says_so_only_when_it_is_asked_for(any_store: Store, tmp_path: Path,
                                                           monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
     stored_run(any_store, "demo", iterations=2)

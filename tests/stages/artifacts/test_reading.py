@@ -213,6 +213,22 @@ def test_many_may_ask_for_a_folder_at_once(any_store: Store) -> None:
     assert sorted(path.name for path in folders[0].iterdir()) == ["config.json", "model.safetensors", "tokenizer"]
 
 
+def test_a_whole_folder_is_never_replaced_under_its_readers(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who finds only after building that another was quicker uses the other's folder."""
+    policy = given(store, "policy", parts=PARTS)
+    folder = store.folder(policy, "checkpoint")
+    before = folder.stat().st_ino
+    looks, look = [0], cache._is_whole
+
+    def too_early(*args: Any) -> bool:
+        looks[0] += 1
+        return looks[0] > 1 and look(*args)
+
+    monkeypatch.setattr(cache, "_is_whole", too_early)
+    assert store.folder(policy, "checkpoint") == folder
+    assert (looks[0], folder.stat().st_ino) == (2, before)
+
+
 def test_a_part_that_the_artifact_lacks_is_refused_by_name(store: Store) -> None:
     with pytest.raises(NotFoundError, match=r"has no part 'adapter'.*\n.*checkpoint, "):
         store.folder(stored_policy(store), "adapter")
