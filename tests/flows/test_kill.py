@@ -1,0 +1,143 @@
+"""Kill -9 at any moment: the same command finishes the work, and the result is that of an uninterrupted one."""
+
+import secrets
+import shutil
+import signal
+import time
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+import pytest
+
+import rollmill as public
+from schemas.artifacts import Manifest
+from stages.artifacts.gc import collect_garbage
+from stages.artifacts.store import Store, open_store
+from stages.artifacts.verify import verify
+from tests.flows.commands import contents
+from tests.flows.conftest import Trained
+from tests.flows.one_stage import POINTS, StageWork, processes_with, run_in_a_process
+
+WORKS = {
+    "tasks": StageWork("tasks", config={"benchmark": "arithmetic", "limit": 9}, execution={"shard_rows": 3}),
+    "rollouts": StageWork(
+        "rollouts",
+        {"tasks": "tiny:tasks", "policy": "tiny:policy"},
+        {"n": 3, "sampling": {"max_tokens": 6}},
+        {"shard_tasks": 4, "threads": 1},
+    ),
+    "rewards": StageWork(
+        "rewards", {"rollouts": "tiny:rollouts"}, {"grader": "exact"}, {"shard_episodes": 8, "workers": 1}
+    ),
+    "advantages": StageWork("advantages", {"rewards": "tiny:rewards"}, {"estimator": "rloo"}),
+    "policy": StageWork("policy", {"advantages": "tiny:advantages"}, {"optimizer": {"lr": 0.02}}, {"threads": 1}),
+    "policy_warmstart": StageWork(
+        "policy_warmstart",
+        {"policy": "tiny:policy", "tasks": "tiny:tasks"},
+        {"steps": 3, "tokens_per_step": 64},
+        {"threads": 1},
+    ),
+    "report": StageWork("report", {"rewards": ["tiny@0:rewards", "tiny:rewards"]}),
+}
+DETERMINISTIC = ("tasks", "advantages", "report")
+"""Byte-identical whenever they are made; of the others the columns that measure the work itself differ."""
+MEASURED = {
+    "rollouts": ["started_at", "duration_s", "latency_s", "worker"],
+    "rewards": ["duration_s"],
+    "policy": ["recorded_at"],
+    "policy_warmstart": ["recorded_at"],
+}
+TIMINGS = ("tokens_per_s", "train_s")
+"""Metrics that measure the work itself."""
+
+
+@pytest.fixture(scope="module")
+def finished(trained: Trained, tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Store, Manifest]]:
+    """By stage: the uninterrupted result, made when it is first asked for."""
+    return _Finished(trained, tmp_path_factory.mktemp("finished"))
+
+
+class _Finished(dict[str, tuple[Store, Manifest]]):
+    def __init__(self, trained: Trained, folder: Path):
+        self._trained, self._folder = trained, folder
+
+    def __missing__(self, name: str) -> tuple[Store, Manifest]:
+        url = self._folder / name
+        shutil.copytree(self._trained.url, url)
+        assert run_in_a_process(str(url), WORKS[name]) == 0
+        store = open_store(url, writable=False)
+        self[name] = store, made_by(store, self._trained, name)
+        return self[name]
+
+
+def made_by(store: Store, trained: Trained, name: str) -> Manifest:
+    """The one artifact of the kind that the copied store did not hold."""
+    kind = name.partition("_")[0]
+    before = {path.name for path in (Path(trained.url) / "artifacts" / kind).iterdir()}
+    (key,) = {path.name for path in (Path(store.url) / "artifacts" / kind).iterdir()} - before
+    return store.resolve(f"{kind}/{key}")
+
+
+SLOW = ("rollouts", "rewards", "policy", "policy_warmstart")
+CASES = [
+    pytest.param(name, point, id=f"{name}-{point}", marks=pytest.mark.slow if name in SLOW else ())
+    for name in WORKS
+    for point in POINTS
+    if not (name == "advantages" and point == "in the work")  # a fraction of a second, and reports no progress
+]
+
+
+@pytest.mark.parametrize(("name", "point"), CASES)
+def test_a_stage_killed_anywhere_is_finished_by_the_same_command(finished, trained, trained_copy, name, point):
+    before, mark = contents(Path(trained_copy.url)), secrets.token_hex(8)
+    assert run_in_a_process(trained_copy.url, WORKS[name], point, mark) == -signal.SIGKILL
+    await_end_of(mark)
+    left = {path: status for path, status in contents(Path(trained_copy.url)).items() if ".tmp-" not in path}
+    assert {path: left[path] for path in before} == before
+    assert not [path for path in set(left) - set(before) if path.endswith("manifest.json")], "it looks finished"
+
+    assert run_in_a_process(trained_copy.url, WORKS[name], None, mark) == 0
+    await_end_of(mark)
+    after = contents(Path(trained_copy.url))
+    assert {path: after[path] for path in left} == left, "something that was finished was made again"
+    store = open_store(trained_copy.url)
+    made, (other_store, uninterrupted) = made_by(store, trained, name), finished[name]
+    assert_the_same(name, store, made, other_store, uninterrupted)
+
+    collect_garbage(store, grace_s=0, delete=True)
+    assert verify(store, made) > 0
+    assert set(contents(Path(store.url))) - set(after) == set()
+    assert not [path for path in contents(Path(store.url)) if ".tmp-" in path], "garbage is left"
+
+
+def assert_the_same(name: str, store: Store, made: Manifest, other_store: Store, other: Manifest) -> None:
+    assert made.key == other.key
+    assert [(entry.table, entry.rows, entry.shard) for entry in made.files] == [
+        (entry.table, entry.rows, entry.shard) for entry in other.files
+    ]
+    for table in made.schema_versions:
+        one, two = (
+            public.scan(manifest, table, store=shelf).collect().drop(MEASURED.get(name, []), strict=False)
+            for shelf, manifest in ((store, made), (other_store, other))
+        )
+        if table == "metrics":
+            one, two = (frame.filter(~pl.col("name").is_in(TIMINGS)) for frame in (one, two))
+        if table == "steps":
+            logprobs = [np.concatenate(frame["logprobs"].to_list()) for frame in (one, two)]
+            assert np.abs(logprobs[0] - logprobs[1]).max() < 1e-5
+            one, two = one.drop("logprobs"), two.drop("logprobs")
+        assert one.equals(two), table
+    if name in DETERMINISTIC:
+        assert made.files == other.files
+        assert made.digest == other.digest
+    parts = [{e.name: e.sha256 for e in manifest.files if e.rows is None} for manifest in (made, other)]
+    assert parts[0] == parts[1], "weights, optimizer state and page are the same, byte for byte"
+
+
+def await_end_of(mark: str) -> None:
+    """Every process that the killed one had started ends by itself."""
+    until = time.monotonic() + 20
+    while alive := processes_with(mark):
+        assert time.monotonic() < until, f"processes {alive} outlive the command that was killed"
+        time.sleep(0.05)
