@@ -2,6 +2,7 @@
 
 import importlib.util
 import shutil
+import subprocess
 import sys
 from dataclasses import dataclass
 from importlib import metadata
@@ -10,11 +11,7 @@ from typing import Literal
 from schemas.errors import RollmillError
 
 _NEEDED = ("prefect", "pyarrow", "polars", "fsspec", "torch", "transformers", "deepspeed", "math-verify", "pebble")
-_OPTIONAL = {
-    "s3fs": "s3:// stores (extra s3)",
-    "gguf": "GGUF files (extra gguf)",
-    "vllm": "workers in this environment",
-}
+_OPTIONAL = {"s3fs": "s3:// stores (extra s3)", "gguf": "GGUF files (extra gguf)"}
 
 
 @dataclass(frozen=True)
@@ -62,7 +59,27 @@ def _engines() -> list[Finding]:
 
     gpus = [torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())]
     where = ", ".join(gpus) if gpus else f"CPU, {torch.get_num_threads()} threads"
-    return [Finding("ok", "engine transformers", f"can start ({where})")]
+    return [Finding("ok", "engine transformers", f"can start ({where})"), _vllm()]
+
+
+def _vllm() -> Finding:
+    from stages.rollouts.workers.command import vllm_python
+    from stages.rollouts.workers.settings import VllmExecution
+
+    try:
+        python = vllm_python(VllmExecution())
+    except RollmillError as error:
+        return Finding("off", "engine vllm", str(error).replace("\n", ": "))
+    asked = subprocess.run(
+        [python, "-c", "import importlib.util as u; print(u.find_spec('vllm') is not None)"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    if asked.stdout.strip() != "True":
+        return Finding("bad", "engine vllm", f"{python} has no vllm; make one that does with `make vllm`")
+    return Finding("ok", "engine vllm", f"can start its workers ({python})")
 
 
 def _compiler() -> Finding:
