@@ -1,23 +1,27 @@
 """Kill -9 at any moment: the same command finishes the work, and the result is that of an uninterrupted one."""
 
+import os
 import secrets
 import shutil
 import signal
+import subprocess
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
 import polars as pl
 import pytest
+from safetensors.numpy import load_file
 
 import rollmill as public
 from schemas.artifacts import Manifest
 from stages.artifacts.gc import collect_garbage
 from stages.artifacts.store import Store, open_store
 from stages.artifacts.verify import verify
-from tests.flows.commands import contents
+from tests.flows.commands import command, contents, rollmill_process
 from tests.flows.conftest import Trained
-from tests.flows.one_stage import POINTS, StageWork, processes_with, run_in_a_process
+from tests.flows.one_stage import MARK, POINTS, StageWork, processes_with, run_in_a_process
 
 WORKS = {
     "tasks": StageWork("tasks", config={"benchmark": "arithmetic", "limit": 9}, execution={"shard_rows": 3}),
@@ -141,3 +145,80 @@ def await_end_of(mark: str) -> None:
     while alive := processes_with(mark):
         assert time.monotonic() < until, f"processes {alive} outlive the command that was killed"
         time.sleep(0.05)
+
+
+@pytest.fixture
+def training(trained: Trained, tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
+    """Starts ``rollmill train`` as a process, and waits until it has made so many files of a name."""
+    started: list[subprocess.Popen[str]] = []
+
+    def start(mark: str, pattern: str, count: int, *overrides: str) -> subprocess.Popen[str]:
+        process = subprocess.Popen(
+            command("train", trained.recipe, "run=tiny", *overrides, "--store", tmp_path / "store"),
+            env={**os.environ, MARK: mark},
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        started.append(process)
+        until = time.monotonic() + 120
+        while len(list((tmp_path / "store").glob(pattern))) < count:
+            assert process.poll() is None, "it ended too soon"
+            assert time.monotonic() < until, f"{pattern} did not appear"
+            time.sleep(0.002)
+        return process
+
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+@pytest.mark.slow
+def test_a_training_killed_again_and_again_is_finished_by_the_same_command(trained, training, tmp_path):
+    mark = secrets.token_hex(8)
+    for pattern, count in (
+        ("artifacts/rollouts/*/receipts/*.json", 1),
+        ("runs/tiny/iterations/00000.json", 1),
+        ("artifacts/advantages/*/manifest.json", 2),
+    ):
+        process = training(mark, pattern, count)
+        process.kill()
+        assert process.wait(10) == -signal.SIGKILL
+        await_end_of(mark)
+        assert not (tmp_path / "store/runs/tiny/end.json").exists(), "it was too quick to be killed"
+    done = rollmill_process("train", trained.recipe, "run=tiny", "--store", tmp_path / "store")
+    assert done.code == 0, done.text
+    store = open_store(tmp_path / "store", writable=False)
+    assert store.run_end("tiny") is not None
+    for record, other in zip(store.iterations("tiny"), trained.store.iterations("tiny"), strict=True):
+        sampled = [
+            attempts(shelf, shelf.manifest(one.artifacts["rollouts"]))
+            for shelf, one in ((store, record), (trained.store, other))
+        ]
+        assert sampled[0].equals(sampled[1]), f"iteration {record.iteration}"
+        weights = [
+            load_file(shelf.folder(shelf.manifest(one.artifacts["policy"]), "checkpoint") / "model.safetensors")
+            for shelf, one in ((store, record), (trained.store, other))
+        ]
+        for name, tensor in weights[0].items():
+            assert np.abs(tensor - weights[1][name]).max() < 1e-5, name
+
+
+def attempts(store: Store, rollouts: Manifest) -> pl.DataFrame:
+    """Sampled tokens by task and attempt."""
+    episodes = public.scan(rollouts, "episodes", store=store).select("episode_id", "task_id", "rollout_index")
+    steps = public.scan(rollouts, "steps", store=store).select("episode_id", "response_ids")
+    return episodes.join(steps, on="episode_id").sort("task_id", "rollout_index").drop("episode_id").collect()
+
+
+@pytest.mark.slow
+def test_an_interrupted_command_says_that_nothing_is_lost(training):
+    mark = secrets.token_hex(8)
+    process = training(mark, "runs/tiny/iterations/00001.json", 1, "iterations=500")
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=30)
+    assert process.returncode == 130, err
+    assert "Traceback" not in err
+    assert err.splitlines()[-1] == "interrupted; nothing finished is lost, the same command continues"
+    await_end_of(mark)
