@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 from pydantic import Field, model_validator
 
 from schemas.artifacts import ShardPlan
+from schemas.canonical import seed_from
 from schemas.config import ConfigModel
 from stages.artifacts.stage import Inputs, InputSpec, ShardOutput, Stage, Work
 from stages.policy.checkpoint import CHECKPOINT, outputs
@@ -75,9 +76,8 @@ class InitStage(Stage[InitConfig, InitExecution]):
     ) -> ShardOutput:
         from stages.policy.probe import probe_of_folder
 
-        assert work.seed is not None
         folder = work.scratch / CHECKPOINT
-        n_parameters = write_tiny_policy(folder, config, work.seed + work.draw)
+        n_parameters = write_tiny_policy(folder, config, seed_from(work.seed, work.draw))
         return ShardOutput(
             tables={"probe": probe_of_folder(folder)},
             files=outputs(folder, CHECKPOINT),
@@ -110,7 +110,7 @@ def write_tiny_policy(folder: Path, config: InitConfig, seed: int) -> int:
         **special,
     )
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed % 2**63)
+        torch.manual_seed(seed)
         model = LlamaForCausalLM(settings)
     model.generation_config = GenerationConfig(**special)
     model.save_pretrained(folder)

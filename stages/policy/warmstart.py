@@ -75,7 +75,6 @@ class WarmstartStage(Stage[WarmstartConfig, TrainerExecution]):
         from stages.policy.minibatches import by_tokens
         from stages.policy.training import Training, train_policy
 
-        assert work.seed is not None
         seed = seed_from(work.seed, work.draw)
         sequences = taught_chats(inputs, config.system, config.answer_forms)
         training = Training(

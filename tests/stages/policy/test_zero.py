@@ -1,5 +1,6 @@
 """Whatever DeepSpeed partitions, and over however many processes: the same policy comes out."""
 
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -135,8 +136,14 @@ def test_two_processes_make_the_same_policy(bench: Bench, plain: tuple[Store, Ma
 @pytest.mark.slow
 def test_the_number_of_processes_may_change_between_updates(bench: Bench, plain: tuple[Store, Manifest]) -> None:
     two, one = {"processes": 2, "zero_stage": 2}, {"processes": 1, "zero_stage": 0}
-    assert_same(plain, bench.twice("one-two", one, two))
     assert_same(plain, bench.twice("two-one", two, one))
+    assert_same(plain, bench.twice("one-two", one, two))
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("c++") is None, reason="the operation is compiled, and there is no compiler")
+def test_the_compiled_operation_makes_the_same_policy(bench: Bench, plain: tuple[Store, Manifest]) -> None:
+    assert_same(plain, bench.twice("shm", {"processes": 2, "cpu_collectives": "shm"}))
 
 
 @pytest.mark.slow
