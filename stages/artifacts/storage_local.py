@@ -32,14 +32,18 @@ class LocalStorage(Storage):
     def put_if_absent(self, path: str, data: bytes | Path) -> bool:
         final = self._at(path)
         temporary = final.parent / f"{TEMPORARY}{secrets.token_hex(16)}"
+        changed = [final.parent]
         try:
             for attempt in (1, 2, 3):
                 try:
-                    return self._put(temporary, final, data)
+                    created = self._put(temporary, final, data)
+                    for folder in changed if created else ():
+                        _sync_folder(folder)
+                    return created
                 except FileNotFoundError:
                     if attempt == 3 or (isinstance(data, Path) and not data.exists()):
                         raise
-                    self._make_folder(final.parent)
+                    changed += _make_folder(final.parent)
         except (PermissionError, NotADirectoryError) as error:
             raise StoreError(f"{final} cannot be written: {error.strerror}") from error
         except OSError as error:
@@ -94,7 +98,7 @@ class LocalStorage(Storage):
     def open_for_writing(self) -> None:
         self._created_root = not self.root.exists()
         try:
-            self._make_folder(self.root)
+            _make_folder(self.root)
             if not self.root.is_dir():
                 raise NotADirectoryError(errno.ENOTDIR, "it is a file, not a folder")
         except OSError as error:
@@ -149,7 +153,6 @@ class LocalStorage(Storage):
                         hint="use another folder, or accept one writer at a time (single_writer)",
                     ) from error
                 os.rename(data if is_scratch else temporary, final)
-            _sync_folder(final.parent)
             return True
         finally:
             with contextlib.suppress(FileNotFoundError):
@@ -161,15 +164,17 @@ class LocalStorage(Storage):
             return False
         return not path.is_symlink() and path.stat().st_nlink == 1
 
-    def _make_folder(self, folder: Path) -> None:
-        missing = []
-        while not folder.exists():
-            missing.append(folder)
-            folder = folder.parent
-        for child in reversed(missing):
-            with contextlib.suppress(FileExistsError):
-                child.mkdir()
-            _sync_folder(child.parent)
+
+def _make_folder(folder: Path) -> list[Path]:
+    """Makes the folder and those above it; returns the folders that gained an entry, to be synced."""
+    missing = []
+    while not folder.exists():
+        missing.append(folder)
+        folder = folder.parent
+    for child in reversed(missing):
+        with contextlib.suppress(FileExistsError):
+            child.mkdir()
+    return [child.parent for child in missing]
 
 
 def _sync_folder(folder: Path) -> None:

@@ -188,7 +188,7 @@ def test_a_local_object_is_durable_before_it_is_visible(
     (tmp_path / "source").write_bytes(b"1")
     root.mkdir()
     store.storage.put_if_absent("a/b/c.json", tmp_path / "source" if from_file else b"1")
-    assert happened == ["sync stor", "sync a", "sync .tmp", "link", "sync a/b"]
+    assert happened == ["sync .tmp", "link", "sync a/b", "sync a", "sync stor"]
 
 
 def test_stored_files_cannot_be_written_in_place(store: Store) -> None:
