@@ -131,7 +131,7 @@ def test_smollm2_comes_in_from_its_gguf_and_talks_sense(store: Store) -> None:
     model = AutoModelForCausalLM.from_pretrained(folder)
     assert "quantization_config" not in json.loads((folder / "config.json").read_text())
     prompt = [{"role": "user", "content": "What is the capital of France?"}]
-    ids = tokenizer.apply_chat_template(prompt, add_generation_prompt=True, return_tensors="pt", return_dict=False)
+    ids: Any = tokenizer.apply_chat_template(prompt, add_generation_prompt=True, return_tensors="pt", return_dict=False)
     with torch.no_grad():
         answer = model.generate(ids, max_new_tokens=12, do_sample=False)[0, ids.shape[1] :]
     assert tokenizer.decode(answer) == "The capital of France is Paris.<|im_end|>"

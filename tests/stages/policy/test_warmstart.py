@@ -1,3 +1,5 @@
+from typing import Any
+
 import pytest
 
 from schemas.artifacts import Manifest
@@ -22,7 +24,7 @@ def test_answers_and_their_end_are_learnt_and_prompts_are_not(store: Store) -> N
 
     policy, tasks = tiny_policy(store), stored_tasks(store, 2)
     chats = taught_chats(store.inputs({"policy": [policy], "tasks": [tasks]}), "Sums.", ["{answer}", "={answer}."])
-    tokenizer = AutoTokenizer.from_pretrained(store.folder(policy, "checkpoint"))
+    tokenizer: Any = AutoTokenizer.from_pretrained(store.folder(policy, "checkpoint"))
     learnt, start = [], 0
     for length in chats.lengths_S:
         ids, sampled = chats.ids_T[start:][:length], chats.sampled_T[start:][:length]
