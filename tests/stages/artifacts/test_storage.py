@@ -166,6 +166,7 @@ def test_a_killed_local_writer_leaves_no_visible_object(store: Store) -> None:
     assert store.storage.put_if_absent("a/b.json", b"whole")
 
 
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="looks up open files in /proc")
 @pytest.mark.parametrize("from_file", [False, True])
 def test_a_local_object_is_durable_before_it_is_visible(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, from_file: bool
