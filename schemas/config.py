@@ -49,6 +49,15 @@ def nearest(word: str, known: Iterator[str] | list[str]) -> str:
     return f"known: {', '.join(names)}"
 
 
+def models_in(annotation: Any) -> list[type[BaseModel]]:
+    """The config models that a field of this type can hold, also inside lists, unions and annotations."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return [annotation]
+    if get_origin(annotation) in (Union, UnionType) or get_args(annotation):
+        return [found for arg in get_args(annotation) for found in models_in(arg)]
+    return []
+
+
 def _explain(model: type[BaseModel], item: Any) -> str:
     path = [str(part) for part in item["loc"]]
     dotted = ".".join(path) or "(the whole config)"
@@ -67,14 +76,6 @@ def _known_keys(model: type[BaseModel], path: list[str]) -> list[str]:
     for part in path:
         inner = [m for m in models if part in m.model_fields]
         if inner:
-            models = [found for m in inner for found in _models_in(m.model_fields[part].annotation)]
+            models = [found for m in inner for found in models_in(m.model_fields[part].annotation)]
         # else: the tag of a discriminated union or an index, which names no field
     return sorted({name for m in models for name in m.model_fields})
-
-
-def _models_in(annotation: Any) -> list[type[BaseModel]]:
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return [annotation]
-    if get_origin(annotation) in (Union, UnionType) or get_args(annotation):
-        return [found for arg in get_args(annotation) for found in _models_in(arg)]
-    return []

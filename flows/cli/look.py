@@ -178,10 +178,13 @@ def _first_rows(shelf: Any, manifest: "Manifest", name: str, n_rows: int) -> Ite
 
 
 def _cut(value: Any) -> str:
+    """A stored value in one line; ids and seeds are names and get no thousands separators."""
     if isinstance(value, list):
-        head = ", ".join(shown(item) for item in value[:12])
+        head = ", ".join(_cut(item) for item in value[:12])
         return f"[{head}{', …' if len(value) > 12 else ''}] ({len(value)})"
-    text = shown(value) if not isinstance(value, str) else value.replace("\n", "⏎")
+    if isinstance(value, int) and not isinstance(value, bool):
+        return str(value)
+    text = value.replace("\n", "⏎") if isinstance(value, str) else shown(value)
     return text if len(text) <= 200 else f"{text[:200]}…"
 
 

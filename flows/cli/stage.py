@@ -1,11 +1,17 @@
 """``rollmill stage``: one stage alone, on stored references."""
 
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from flows.cli.options import StoreOption, store_flag
 from flows.registry import STAGE_NAMES
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from pydantic import BaseModel
+    from pydantic.fields import FieldInfo
 
 
 def register(app: typer.Typer) -> None:
@@ -108,7 +114,19 @@ def _describe(chosen: Any) -> None:
         console.print(f"  input {name}: kind {spec.kind}{' (' + ', '.join(marks) + ')' if marks else ''}")
     for title, model in (("settings", chosen.Config), ("execution (never changes the result)", chosen.Execution)):
         table = Table("key", "default", "what it is", title=title, title_justify="left", box=None)
-        for name, field in model.model_fields.items():
+        for name, field in described(model):
             default = "(required)" if field.is_required() else str(field.get_default(call_default_factory=True))
-            table.add_row(name, cell(default), cell(field.description or ""))
+            table.add_row(name, cell(default), cell(" ".join((field.description or "").replace("``", "").split())))
         console.print(table)
+
+
+def described(model: "type[BaseModel]", prefix: str = "") -> "Iterator[tuple[str, FieldInfo]]":
+    """Every setting of a model by its dotted key; a group of settings that has no words of its own is left out."""
+    from schemas.config import models_in
+
+    for name, field in model.model_fields.items():
+        inner = models_in(field.annotation)
+        if not inner or field.description:
+            yield prefix + name, field
+        for group in inner:
+            yield from described(group, f"{prefix}{name}.")

@@ -29,8 +29,6 @@ with quiet():
     with get_client(sync_client=True) as client:
         for run in client.read_flow_runs():
             print("flow", run.state.type.value)
-        for run in client.read_task_runs():
-            print("task", run.state.type.value)
 """
 
 
@@ -47,12 +45,12 @@ def test_no_server_outlives_a_command_that_was_killed(tmp_path):
 
 
 @pytest.mark.slow
-def test_the_history_says_how_every_flow_and_task_of_a_command_ended(tmp_path):
+def test_the_history_says_how_a_command_ended_and_nothing_of_prefect_is_printed(tmp_path):
     env = {"PREFECT_HOME": str(tmp_path / "prefect")}
-    words = ("stage", "tasks", "benchmark=arithmetic", "limit=20", "execution.shard_rows=1")
+    words = ("stage", "tasks", "benchmark=arithmetic", "limit=5")
     done = rollmill_process(*words, "--store", str(tmp_path / "store"), env=env)
     assert done.code == 0, done.text
-    assert done.err.strip() == "", "nothing of Prefect's own is printed"
+    assert done.err.strip() == ""
     with background([sys.executable, "-c", HISTORY], tmp_path / "log", env, tmp_path) as running:
         assert running.process.wait(60) == 0, running.output
-        assert sorted(running.output.split("\n")) == ["", "flow COMPLETED", *["task COMPLETED"] * 20]
+        assert running.output == "flow COMPLETED\n"

@@ -1,0 +1,279 @@
+"""Scheduled use, against a real Prefect server: what is served runs with parameters, fails visibly, can be restarted."""
+
+import signal
+import socket
+import urllib.request
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prefect import Flow
+
+import flows.stages
+from flows.call import stage_request
+from flows.deployments import FILE, read_deployments
+from flows.evaluate import evaluate
+from flows.recipes import EvaluateRecipe, TrainRecipe, load_recipe
+from flows.registry import STAGE_NAMES, stage_named
+from flows.train import train
+from schemas.artifacts import Manifest
+from schemas.config import validated
+from schemas.errors import ConfigError
+from stages.artifacts.scan import scan
+from stages.artifacts.store import Store, open_store
+from tests.builders import stored_policy, stored_rollouts, stored_run, stored_tasks
+from tests.flows.background import Background, background
+from tests.flows.commands import ROLLMILL, command, rollmill_process
+from tests.flows.conftest import recipe
+from tests.flows.test_interrupt import SLEEPY
+
+DEPLOYMENTS = read_deployments()
+
+
+def test_every_flow_has_a_deployment_with_a_schedule_that_is_off():
+    stage_flows = {flow.name for flow in vars(flows.stages).values() if isinstance(flow, Flow)}
+    assert stage_flows == set(STAGE_NAMES)
+    assert {each.flow.name for each in DEPLOYMENTS.values()} == stage_flows | {train.name, evaluate.name}
+    for name, each in DEPLOYMENTS.items():
+        assert name == f"{each.flow.name}/{each.name}"
+        assert each.description, name
+        assert each.parameters, name
+        assert [schedule.active for schedule in each.schedules] == [False], name
+
+
+@pytest.mark.parametrize("name", DEPLOYMENTS)
+def test_the_parameters_of_a_deployment_are_those_of_its_flow(store, name):
+    each = DEPLOYMENTS[name]
+    each.flow.validate_parameters(each.parameters)
+    given = each.parameters
+    if each.flow in (train, evaluate):
+        model = TrainRecipe if each.flow is train else EvaluateRecipe
+        load_recipe(model, given["recipe"], given["overrides"], given["store"])
+        return
+    stage = stage_named(each.flow_name)
+    validated(stage.Execution, given.get("execution", {}), name)
+    if each.flow_name == "policy_import":  # the model's folder is the user's
+        validated(stage.Config, given.get("config", {}), name)
+        return
+    stored_run(store, "nightly")
+    of_stage = {key: given.get(key, {}) for key in ("inputs", "config", "execution")}
+    stage_request(store, each.flow_name, **of_stage)
+
+
+def test_an_unknown_setting_of_a_deployment_is_refused_with_the_nearest(tmp_path):
+    file = tmp_path / "prefect.yaml"
+    file.write_text(FILE.read_text().replace("cron:", "crom:", 1))
+    with pytest.raises(ConfigError, match=r"crom.*did you mean 'cron'"):
+        read_deployments(file)
+
+
+@pytest.mark.parametrize(
+    ("url", "words", "message"),
+    [
+        ("", [], "set PREFECT_API_URL"),
+        ("http://127.0.0.1:9/api", ["rewards/reward"], "did you mean 'rewards/rewards'?"),
+        ("http://127.0.0.1:9/api", [], "the Prefect server at http://127.0.0.1:9/api does not answer"),
+    ],
+)
+def test_serve_says_what_it_lacks(tmp_path, url, words, message):
+    done = rollmill_process("serve", *words, env={"PREFECT_API_URL": url})
+    assert done.code == 2
+    assert done.err.startswith("error: ")
+    assert message in done.err
+    assert "Traceback" not in done.text
+
+
+@dataclass(frozen=True)
+class Server:
+    """A Prefect server, and how to serve deployments for it."""
+
+    url: str
+    folder: Path
+
+    def serving(self, *words: str) -> AbstractContextManager[Background]:
+        """``rollmill serve`` with these words, in the server's folder."""
+        env = {"PREFECT_API_URL": self.url, "PREFECT_RUNNER_POLL_FREQUENCY": "1"}
+        return background(command("serve", *words), self.folder / "serve.log", env, self.folder)
+
+    def run(self, name: str, timeout_s: float = 120, **parameters: Any) -> Any:
+        """The flow run of a deployment, when it has ended or the time is over."""
+        from prefect.deployments import run_deployment
+
+        return run_deployment(name, parameters=parameters, timeout=timeout_s, poll_interval=0.5)
+
+
+def is_served(serving: Background) -> bool:
+    return "are being served" in serving.output
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A server with a database of its own; this process speaks to it."""
+    from prefect.settings import PREFECT_API_URL, temporary_settings
+
+    folder = tmp_path_factory.mktemp("server")
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    words = [
+        str(ROLLMILL.with_name("prefect")),
+        "server",
+        "start",
+        "--host",
+        "127.0.0.1",
+        "--port",
+        str(port),
+        "--no-ui",
+    ]
+    env = {"PREFECT_HOME": str(folder / "home"), "PREFECT_SERVER_ANALYTICS_ENABLED": "false"}
+    url = f"http://127.0.0.1:{port}/api"
+    with background(words, folder / "server.log", env, folder) as running:
+        running.wait_until(lambda: answers(url))
+        with temporary_settings({PREFECT_API_URL: url}):
+            yield Server(url, folder)
+
+
+def answers(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(f"{url}/health", timeout=5) as response:
+            return bool(response.status == 200)
+    except OSError:
+        return False
+
+
+@pytest.fixture(scope="module")
+def served(server: Server) -> Iterator[Server]:
+    """All deployments, served."""
+    with server.serving() as serving:
+        serving.wait_until(lambda: is_served(serving))
+        yield server
+
+
+@pytest.fixture
+def rollouts(store: Store) -> Manifest:
+    tasks, policy = stored_tasks(store), stored_policy(store)
+    return stored_rollouts(store, tasks, policy)
+
+
+@pytest.mark.slow
+def test_a_rewards_deployment_scores_stored_rollouts_again(served, store, rollouts):
+    asked = {"inputs": {"rollouts": str(rollouts.ref)}, "config": {"grader": "numeric"}, "store": store.url}
+    run = served.run("rewards/rewards", **asked)
+    assert run.state.is_completed(), run.state.message
+    result = run.state.result()
+    rewards = store.resolve(result["ref"], kind="rewards")
+    assert rewards.key == result["key"]
+    assert rewards.inputs["rollouts"] == [rollouts.ref]
+    assert rewards.config["grader"] == "numeric"
+    assert [str(node.ref) for _, name, node, _ in store.lineage(rewards).walk() if name == "rollouts"] == [
+        str(rollouts.ref)
+    ]
+    correct = scan(rewards, "rewards", store=store).filter(is_correct=True).select("episode_id").collect()
+    assert sorted(correct["episode_id"]) == ["t002-0", "t002-1"]
+    assert result["summary"]["mean_reward"] == pytest.approx(1 / 3)
+    assert not result["cached"]
+
+    again = served.run("rewards/rewards", **asked).state.result()
+    assert (again["ref"], again["cached"]) == (result["ref"], True)
+
+
+@pytest.mark.slow
+def test_a_flow_run_that_fails_is_told_by_its_state(served, store, rollouts):
+    run = served.run(
+        "rewards/rewards", inputs={"rollouts": str(rollouts.ref)}, config={"grader": "numerik"}, store=store.url
+    )
+    assert run.state.is_failed()
+    assert "did you mean 'numeric'?" in run.state.message
+    assert not (Path(store.url) / "artifacts" / "rewards").exists()
+
+
+@pytest.mark.slow
+def test_a_train_deployment_trains_with_the_recipe_it_is_given(served, tmp_path, grader_file):
+    given = recipe(grader_file) | {"iterations": 1}
+    run = served.run("train/nightly", recipe=given, overrides=["run=tonight"], store=str(tmp_path / "store"))
+    assert run.state.is_completed(), run.state.message
+    result = run.state.result()
+    store = open_store(tmp_path / "store", writable=False)
+    (record,) = store.iterations("tonight")
+    assert result["run"] == "tonight"
+    assert result["artifacts"] == {name: str(ref) for name, ref in record.artifacts.items()}
+    assert store.resolve(result["artifacts"]["policy"]).inputs["policy"] == [record.artifacts["policy_in"]]
+
+
+@pytest.mark.slow
+def test_what_was_switched_on_or_added_at_the_server_survives_a_restart_of_serve(server):
+    from prefect.client.orchestration import get_client
+    from prefect.client.schemas.actions import DeploymentScheduleCreate
+    from prefect.client.schemas.schedules import CronSchedule
+
+    def schedules() -> list[tuple[str, bool, str]]:
+        with get_client(sync_client=True) as client:
+            deployment = client.read_deployment_by_name("tasks/tasks")
+            assert not deployment.paused
+            found = [(each.slug or "", each.active, each.schedule) for each in deployment.schedules]
+            return sorted((slug, active, getattr(schedule, "cron", "")) for slug, active, schedule in found)
+
+    with server.serving("tasks/tasks") as serving:
+        serving.wait_until(lambda: is_served(serving))
+        assert schedules() == [("daily", False, "0 1 * * *")]
+        with get_client(sync_client=True) as client:
+            deployment = client.read_deployment_by_name("tasks/tasks")
+            client.update_deployment_schedule(deployment.id, deployment.schedules[0].id, active=True)
+            by_hand = DeploymentScheduleCreate(schedule=CronSchedule(cron="5 5 1 1 *", timezone="UTC"), active=True)
+            client.create_deployment_schedules(deployment.id, [by_hand])
+        assert serving.ended_by(signal.SIGTERM, timeout_s=20) in (0, -signal.SIGTERM)
+    switched = [("", True, "5 5 1 1 *"), ("daily", True, "0 1 * * *")]
+    assert schedules() == switched
+    with server.serving("tasks/tasks", "rewards/rewards") as serving:
+        serving.wait_until(lambda: is_served(serving))
+        assert schedules() == switched
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_serve_ends_soon_and_cancels_what_is_at_work(server, store, rollouts, tmp_path, number):
+    from prefect.client.orchestration import get_client
+
+    grader, flag = tmp_path / "grader.py", tmp_path / "flag"
+    grader.write_text(SLEEPY)
+    with server.serving("rewards/rewards") as serving:
+        serving.wait_until(lambda: is_served(serving))
+        run = server.run(
+            "rewards/rewards",
+            timeout_s=0,
+            inputs={"rollouts": str(rollouts.ref)},
+            config={"grader": f"{grader}:sleepy", "params": {"flag": str(flag)}, "timeout_s": 100},
+            store=store.url,
+        )
+        serving.wait_until(flag.exists)
+        assert len(serving.left()) > 2, "the flow run and its grading worker are processes of their own"
+        assert serving.ended_by(number, timeout_s=20) == 0
+    with get_client(sync_client=True) as client:
+        state = client.read_flow_run(run.id).state
+    assert state is not None
+    assert state.is_cancelled()
+
+
+@pytest.mark.slow
+def test_prefect_deploy_registers_the_same_file(server):
+    from prefect.client.orchestration import get_client
+
+    root, prefect = FILE.parents[1], str(ROLLMILL.with_name("prefect"))
+    env = {"PREFECT_API_URL": server.url}
+    for number, words in enumerate(
+        (
+            ["work-pool", "create", "rollmill", "--type", "process"],
+            ["deploy", "--prefect-file", str(FILE), "--all"],
+        )
+    ):
+        with background([prefect, "--no-prompt", *words], server.folder / f"deploy{number}.log", env, root) as running:
+            assert running.process.wait(120) == 0, running.output
+    with get_client(sync_client=True) as client:
+        for name, each in DEPLOYMENTS.items():
+            deployed = client.read_deployment_by_name(name)
+            assert deployed.work_pool_name == "rollmill"
+            assert deployed.entrypoint == each.entrypoint
+            assert deployed.parameters == each.parameters
+            assert {schedule.slug for schedule in deployed.schedules} >= {schedule.slug for schedule in each.schedules}
