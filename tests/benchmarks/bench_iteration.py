@@ -3,6 +3,7 @@
 import subprocess
 import sys
 import tempfile
+from itertools import pairwise
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -28,7 +29,7 @@ def measure() -> list[dict[str, Any]]:
         training = scan("bench", "metrics", store=store).filter(pl.col("name") == "train_s").collect()
         training_s = dict(zip(training["iteration"], training["value"], strict=True))
         overheads = []
-        for before, record in zip(records, records[1:], strict=False):
+        for before, record in pairwise(records):
             wall_s = (record.finished_at - before.finished_at).total_seconds()
             sampling_s = store.manifest(record.artifacts["rollouts"]).summary["sampling_s"]
             overheads.append(wall_s - sampling_s - training_s[record.iteration])
