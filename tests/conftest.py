@@ -10,6 +10,8 @@ import pytest
 
 from stages.artifacts.store import Store, open_store
 
+pytest_plugins = ["tests.flows.trained"]
+
 SHARED_DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
 
 S3_ENVIRONMENT = {

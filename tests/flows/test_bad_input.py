@@ -14,7 +14,7 @@ from stages.artifacts.store import open_store
 from tests.builders import given, task_rows
 from tests.conftest import S3_ENVIRONMENT
 from tests.flows.commands import Done, contents, rollmill, rollmill_process
-from tests.flows.conftest import Trained, recipe
+from tests.flows.trained import Trained, recipe
 
 pytestmark = pytest.mark.usefixtures("prefect")
 

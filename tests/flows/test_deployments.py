@@ -1,4 +1,4 @@
-"""Scheduled use, against a real Prefect server: what is served runs with parameters, fails visibly, can be restarted."""
+"""Scheduled use, against a real Prefect server: what is served runs with parameters, fails visibly, restarts."""
 
 import signal
 import socket
@@ -27,7 +27,7 @@ from stages.artifacts.store import Store, open_store
 from tests.builders import stored_policy, stored_rollouts, stored_run, stored_tasks
 from tests.flows.background import Background, background
 from tests.flows.commands import ROLLMILL, command, rollmill_process
-from tests.flows.conftest import recipe
+from tests.flows.trained import recipe
 from tests.flows.test_interrupt import SLEEPY
 
 DEPLOYMENTS = read_deployments()
@@ -143,63 +143,10 @@ def answers(url: str) -> bool:
         return False
 
 
-@pytest.fixture(scope="module")
-def served(server: Server) -> Iterator[Server]:
-    """All deployments, served."""
-    with server.serving() as serving:
-        serving.wait_until(lambda: is_served(serving))
-        yield server
-
-
 @pytest.fixture
 def rollouts(store: Store) -> Manifest:
     tasks, policy = stored_tasks(store), stored_policy(store)
     return stored_rollouts(store, tasks, policy)
-
-
-@pytest.mark.slow
-def test_a_rewards_deployment_scores_stored_rollouts_again(served, store, rollouts):
-    asked = {"inputs": {"rollouts": str(rollouts.ref)}, "config": {"grader": "numeric"}, "store": store.url}
-    run = served.run("rewards/rewards", **asked)
-    assert run.state.is_completed(), run.state.message
-    result = run.state.result()
-    rewards = store.resolve(result["ref"], kind="rewards")
-    assert rewards.key == result["key"]
-    assert rewards.inputs["rollouts"] == [rollouts.ref]
-    assert rewards.config["grader"] == "numeric"
-    assert [str(node.ref) for _, name, node, _ in store.lineage(rewards).walk() if name == "rollouts"] == [
-        str(rollouts.ref)
-    ]
-    correct = scan(rewards, "rewards", store=store).filter(is_correct=True).select("episode_id").collect()
-    assert sorted(correct["episode_id"]) == ["t002-0", "t002-1"]
-    assert result["summary"]["mean_reward"] == pytest.approx(1 / 3)
-    assert not result["cached"]
-
-    again = served.run("rewards/rewards", **asked).state.result()
-    assert (again["ref"], again["cached"]) == (result["ref"], True)
-
-
-@pytest.mark.slow
-def test_a_flow_run_that_fails_is_told_by_its_state(served, store, rollouts):
-    run = served.run(
-        "rewards/rewards", inputs={"rollouts": str(rollouts.ref)}, config={"grader": "numerik"}, store=store.url
-    )
-    assert run.state.is_failed()
-    assert "did you mean 'numeric'?" in run.state.message
-    assert not (Path(store.url) / "artifacts" / "rewards").exists()
-
-
-@pytest.mark.slow
-def test_a_train_deployment_trains_with_the_recipe_it_is_given(served, tmp_path, grader_file):
-    given = recipe(grader_file) | {"iterations": 1}
-    run = served.run("train/nightly", recipe=given, overrides=["run=tonight"], store=str(tmp_path / "store"))
-    assert run.state.is_completed(), run.state.message
-    result = run.state.result()
-    store = open_store(tmp_path / "store", writable=False)
-    (record,) = store.iterations("tonight")
-    assert result["run"] == "tonight"
-    assert result["artifacts"] == {name: str(ref) for name, ref in record.artifacts.items()}
-    assert store.resolve(result["artifacts"]["policy"]).inputs["policy"] == [record.artifacts["policy_in"]]
 
 
 @pytest.mark.slow
@@ -232,8 +179,7 @@ def test_what_was_switched_on_or_added_at_the_server_survives_a_restart_of_serve
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_serve_ends_soon_and_cancels_what_is_at_work(server, store, rollouts, tmp_path, number):
+def test_an_interrupted_serve_ends_soon_and_cancels_what_is_at_work(server, store, rollouts, tmp_path):
     from prefect.client.orchestration import get_client
 
     grader, flag = tmp_path / "grader.py", tmp_path / "flag"
@@ -249,11 +195,62 @@ def test_serve_ends_soon_and_cancels_what_is_at_work(server, store, rollouts, tm
         )
         serving.wait_until(flag.exists)
         assert len(serving.left()) > 2, "the flow run and its grading worker are processes of their own"
-        assert serving.ended_by(number, timeout_s=20) == 0
+        assert serving.ended_by(signal.SIGINT, timeout_s=20) == 0
     with get_client(sync_client=True) as client:
         state = client.read_flow_run(run.id).state
     assert state is not None
     assert state.is_cancelled()
+
+
+@pytest.fixture(scope="module")
+def served(server: Server) -> Iterator[Server]:
+    """All deployments, served from here on: the tests before this serve for themselves."""
+    with server.serving() as serving:
+        serving.wait_until(lambda: is_served(serving))
+        yield server
+
+
+@pytest.mark.slow
+def test_a_rewards_deployment_scores_stored_rollouts_again(served, store, rollouts):
+    run = served.run(
+        "rewards/rewards", inputs={"rollouts": str(rollouts.ref)}, config={"grader": "numeric"}, store=store.url
+    )
+    assert run.state.is_completed(), run.state.message
+    result = run.state.result()
+    rewards = store.resolve(result["ref"], kind="rewards")
+    assert rewards.key == result["key"]
+    assert rewards.inputs["rollouts"] == [rollouts.ref]
+    assert rewards.config["grader"] == "numeric"
+    assert [str(node.ref) for _, name, node, _ in store.lineage(rewards).walk() if name == "rollouts"] == [
+        str(rollouts.ref)
+    ]
+    correct = scan(rewards, "rewards", store=store).filter(is_correct=True).select("episode_id").collect()
+    assert sorted(correct["episode_id"]) == ["t002-0", "t002-1"]
+    assert result["summary"]["mean_reward"] == pytest.approx(1 / 3)
+    assert not result["cached"]
+
+
+@pytest.mark.slow
+def test_a_flow_run_that_fails_is_told_by_its_state(served, store, rollouts):
+    run = served.run(
+        "rewards/rewards", inputs={"rollouts": str(rollouts.ref)}, config={"grader": "numerik"}, store=store.url
+    )
+    assert run.state.is_failed()
+    assert "did you mean 'numeric'?" in run.state.message
+    assert not (Path(store.url) / "artifacts" / "rewards").exists()
+
+
+@pytest.mark.slow
+def test_a_train_deployment_trains_with_the_recipe_it_is_given(served, tmp_path, grader_file):
+    given = recipe(grader_file) | {"iterations": 1}
+    run = served.run("train/nightly", recipe=given, overrides=["run=tonight"], store=str(tmp_path / "store"))
+    assert run.state.is_completed(), run.state.message
+    result = run.state.result()
+    store = open_store(tmp_path / "store", writable=False)
+    (record,) = store.iterations("tonight")
+    assert result["run"] == "tonight"
+    assert result["artifacts"] == {name: str(ref) for name, ref in record.artifacts.items()}
+    assert store.resolve(result["artifacts"]["policy"]).inputs["policy"] == [record.artifacts["policy_in"]]
 
 
 @pytest.mark.slow

@@ -10,7 +10,7 @@ from schemas.artifacts import IterationRecord
 from stages.artifacts.layout import new_nonce
 from stages.artifacts.store import Store, open_store
 from tests.flows.commands import Done, contents, rollmill
-from tests.flows.conftest import Trained
+from tests.flows.trained import Trained
 
 SHORT = ("--limit", "4", "-n", "2", "rollouts.sampling.max_tokens=4")
 

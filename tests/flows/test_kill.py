@@ -20,8 +20,8 @@ from stages.artifacts.gc import collect_garbage
 from stages.artifacts.store import Store, open_store
 from stages.artifacts.verify import verify
 from tests.flows.commands import command, contents, rollmill_process
-from tests.flows.conftest import Trained
 from tests.flows.one_stage import MARK, POINTS, StageWork, processes_with, run_in_a_process
+from tests.flows.trained import Trained
 
 WORKS = {
     "tasks": StageWork("tasks", config={"benchmark": "arithmetic", "limit": 9}, execution={"shard_rows": 3}),

@@ -9,7 +9,7 @@ from schemas.tables import TABLES
 from stages.artifacts.store import open_store
 from tests.builders import stored_run
 from tests.flows.commands import Done, contents, rollmill
-from tests.flows.conftest import Trained
+from tests.flows.trained import Trained
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ import rollmill as public
 from schemas.artifacts import Manifest
 from stages.artifacts.store import Store, open_store
 from tests.flows.commands import Done, rollmill, rollmill_process
-from tests.flows.conftest import Trained
+from tests.flows.trained import Trained
 
 REWARDS = ("rewards", "rollouts=tiny:rollouts", "grader=exact")
 

@@ -12,7 +12,7 @@ import rollmill as public
 from schemas.artifacts import IterationRecord, Manifest
 from stages.artifacts.store import Store, open_store
 from tests.flows.commands import contents, rollmill
-from tests.flows.conftest import Trained
+from tests.flows.trained import Trained
 
 STAGES = ("tasks", "rollouts", "rewards", "advantages", "policy")
 
