@@ -58,6 +58,7 @@ def _server() -> Iterator[str]:
         try:
             yield f"http://127.0.0.1:{listening.getsockname()[1]}/api"
         finally:
-            EventsWorker.drain_all(timeout=5)  # how the last tasks ended
+            EventsWorker.drain_all(timeout=5)
+            time.sleep(0.5)  # the server records how the last tasks ended, and forgets at its end what it has not read
             server.should_exit = True
             thread.join()
