@@ -131,23 +131,47 @@ def test_every_other_stage_runs_alone_on_stored_references(shelf):
     assert policy.ref.key == first.artifacts["policy_in"].key, "the run began with the same work"
 
 
-def test_a_command_needs_neither_vllm_nor_a_model_to_score_and_estimate(trained_copy, tmp_path):
-    """In a process of its own: what was loaded to make rewards and advantages."""
-    assert importlib.util.find_spec("vllm") is None, "this environment is to prove that vLLM is not needed"
-    script = tmp_path / "score.py"
+def modules_loaded_by(tmp_path: Path, *commands: list[str]) -> set[str]:
+    """Heavy modules that a process has loaded once it has run these commands."""
+    script = tmp_path / "commands.py"
     script.write_text(
         "import sys\n"
         "from flows.cli import app\n"
         "if __name__ == '__main__':\n"
-        "    for words in (['rewards', 'rollouts=tiny:rollouts', 'grader=exact'],\n"
-        "                  ['advantages', 'rewards=tiny:rewards', 'estimator=rloo']):\n"
-        f"        app(['stage', *words, '--store', {trained_copy.url!r}], standalone_mode=False)\n"
-        "    heavy = {'torch', 'transformers', 'deepspeed', 'vllm'} & set(sys.modules)\n"
-        "    print('loaded:', sorted(heavy))\n"
+        f"    for words in {[[str(word) for word in words] for words in commands]!r}:\n"
+        "        app(words, standalone_mode=False)\n"
+        "    heavy = ('torch', 'transformers', 'deepspeed', 'vllm', 'prefect', 'math_verify')\n"
+        "    print('loaded:', *(name for name in heavy if name in sys.modules))\n"
     )
     done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
-    assert "loaded: []" in done.stdout
+    return set(done.stdout.splitlines()[-1].removeprefix("loaded:").split())
+
+
+def test_scoring_and_estimating_needs_neither_vllm_nor_a_model(trained_copy, tmp_path):
+    assert importlib.util.find_spec("vllm") is None, "this environment is to prove that vLLM is not needed"
+    commands = [
+        ["stage", *words, "--store", trained_copy.url]
+        for words in (REWARDS, ("advantages", "rewards=tiny:rewards", "estimator=rloo"))
+    ]
+    assert modules_loaded_by(tmp_path, *commands) == {"prefect"}
+
+
+def test_what_is_on_the_shelf_is_found_without_loading_anything_heavy(trained, tmp_path):
+    sampling = ["n=4", "batch.size=4", "sampling.max_tokens=6"]
+    commands = [
+        ["stage", "tasks", "benchmark=arithmetic", "split=train", "limit=12"],
+        ["stage", "rollouts", "tasks=tiny:tasks", "policy=tiny@0:policy_in", *sampling],
+        ["stage", "rewards", "rollouts=tiny:rollouts", f"grader={trained.grader}:letters"],
+        ["stage", "advantages", "rewards=tiny:rewards"],
+        ["stage", "policy", "advantages=tiny:advantages", "optimizer.lr=0.01"],
+        ["train", trained.recipe, "run=tiny"],
+        ["runs"],
+        ["show", "tiny:rollouts"],
+        ["lineage", "tiny:policy"],
+        ["verify", "tiny:policy"],
+    ]
+    assert modules_loaded_by(tmp_path, *([*words, "--store", trained.url] for words in commands)) == set()
 
 
 def test_the_console_script_scores_a_stored_run(trained_copy):
