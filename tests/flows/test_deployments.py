@@ -27,8 +27,8 @@ from stages.artifacts.store import Store, open_store
 from tests.builders import stored_policy, stored_rollouts, stored_run, stored_tasks
 from tests.flows.background import Background, background
 from tests.flows.commands import ROLLMILL, command, rollmill_process
-from tests.flows.trained import recipe
 from tests.flows.test_interrupt import SLEEPY
+from tests.flows.trained import recipe
 
 DEPLOYMENTS = read_deployments()
 
