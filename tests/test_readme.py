@@ -17,9 +17,10 @@ import pyarrow.parquet as pq
 import pytest
 import typer.main
 
+import rollmill
 from flows.cli import app
 from flows.registry import STAGE_NAMES, stage_named
-from tests.flows.commands import rollmill
+from tests.flows.commands import rollmill as command_line
 from tests.flows.trained import Trained
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -160,6 +161,17 @@ def test_duckdb_and_pandas_read_the_same_files(answers, trained):
     assert frame["logprobs"].map(len).sum() == n_tokens
 
 
+def test_the_store_is_found_by_the_variable_too(answers, trained, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("ROLLMILL_STORE", trained.url)
+    assert rollmill.open_store().url == trained.url
+    assert rollmill.scan("tiny", "rewards").collect().equals(answers["rewards"].collect())
+    done = command_line("runs")
+    assert done.code == 0
+    assert " tiny " in done.out
+    assert not list(tmp_path.iterdir())
+
+
 def code_named(name: str) -> str:
     (code,) = [block for block in blocks("python") if block.startswith(f"# {name}\n")]
     return code
@@ -174,7 +186,7 @@ def test_the_agent_of_the_readme_can_be_trained(trained_copy, tmp_path, monkeypa
     (tmp_path / "my_agent.py").write_text(code_named("my_agent.py"))
     monkeypatch.chdir(tmp_path)
     verb, _, *settings = command_with("my_agent.py:solve")
-    done = rollmill(verb, trained_copy.recipe, *settings, "run=own", "iterations=1", "--store", trained_copy.url)
+    done = command_line(verb, trained_copy.recipe, *settings, "run=own", "iterations=1", "--store", trained_copy.url)
     assert done.code == 0, done.text
     episodes, steps = (pl.DataFrame(rows) for rows in _of_run(trained_copy, "own", "episodes", "steps"))
     assert set(episodes["agent"]) == {"my_agent.py:solve"}
@@ -192,7 +204,7 @@ def test_the_grader_of_the_readme_scores_a_stored_run(trained_copy, tmp_path, mo
     (tmp_path / "my_grader.py").write_text(code_named("my_grader.py"))
     monkeypatch.chdir(tmp_path)
     words = [word.replace("RUN", "tiny") for word in command_with("my_grader.py:brief_and_right")]
-    done = rollmill(*words, "--store", trained_copy.url)
+    done = command_line(*words, "--store", trained_copy.url)
     assert done.code == 0, done.text
     rewards = trained_copy.store.resolve(done.out.split()[1])
     (file,) = rewards.table_files("rewards")
@@ -220,7 +232,7 @@ def test_the_commands_of_rerun_from_the_middle_run_as_they_stand(trained_copy, m
         if "grader=exact" in filled:  # a random policy is never right, and equal rewards leave nothing to train on
             filled[-1] = f"grader={trained_copy.grader}:letters"
             filled.append("timeout_s=5")
-        done = rollmill(*filled)
+        done = command_line(*filled)
         assert done.code == 0, done.text
         if words[0] == "stage":
             made[words[1]] = done.out.split()[1]

@@ -1,6 +1,5 @@
 """Options that several commands share, and the ways in which they open a store."""
 
-import os
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -28,12 +27,12 @@ def opened(url: str | None, *, writable: bool) -> "Store":
     """The store of a command that only looks (``writable=False``) or writes."""
     from stages.artifacts.store import open_store
 
-    return open_store(url or "./store", writable=writable)
+    return open_store(url, writable=writable)
 
 
 def store_flag(store: "Store") -> str:
     """What a command about this store needs: nothing where it is the default one."""
     from stages.artifacts.storage import open_storage
+    from stages.artifacts.store import default_store
 
-    default = open_storage(os.environ.get("ROLLMILL_STORE") or "./store").url
-    return "" if store.url == default else f" --store {store.url}"
+    return "" if store.url == open_storage(default_store()).url else f" --store {store.url}"

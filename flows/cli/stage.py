@@ -65,7 +65,7 @@ def stage(
         overrides.append(item)
     values = with_overrides(read_yaml(config) if config else {}, overrides)
     execution = values.pop("execution", None) or {}
-    shelf = open_store(store or "./store")
+    shelf = open_store(store)
     request = stage_request(shelf, name, inputs=inputs, config=values, execution=execution, seed=seed, draw=draw)
     found = commit.lookup(shelf, request)
     if found is not None:

@@ -1,6 +1,5 @@
 """Lazy frames over stored tables: one artifact's, or a whole run's with ``run`` and ``iteration`` columns."""
 
-import os
 from typing import TYPE_CHECKING, Any
 
 from schemas.artifacts import Manifest, Ref
@@ -39,7 +38,7 @@ def scan(ref_or_run: str | Ref | Manifest, table: str, *, store: Store | str | N
 def _opened(store: Store | str | None) -> Store:
     if isinstance(store, Store):
         return store
-    return open_store(store or os.environ.get("ROLLMILL_STORE") or "./store", writable=False)
+    return open_store(store, writable=False)
 
 
 def _scan_artifact(store: Store, manifest: Manifest, table: str) -> "pl.LazyFrame":

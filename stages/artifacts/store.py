@@ -3,6 +3,7 @@
 Readers go through manifests; listings only help people to find a name.
 """
 
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -16,18 +17,19 @@ from stages.artifacts.lineage import Node, lineage
 from stages.artifacts.storage import Storage, check_exclusive, open_storage
 
 
-def open_store(url: str | Path = "./store", *, writable: bool = True, single_writer: bool = False) -> "Store":
+def open_store(url: str | Path | None = None, *, writable: bool = True, single_writer: bool = False) -> "Store":
     """Opens a store; one that is to be written is tested first.
 
     Args:
         url: a folder, ``s3://bucket/prefix``, ``gs://…`` or ``memory://name``; never with a credential in it.
+            None: what the environment variable ROLLMILL_STORE says, else ``./store``.
         writable: False opens for reading: nothing is written, not even the test.
         single_writer: accept a storage on which two writers could overwrite each other.
     Raises:
         StoreError: it cannot be reached or written, or does not create exclusively.
         NotFoundError: opened for reading, and nothing is there.
     """
-    storage = open_storage(str(url), single_writer=single_writer)
+    storage = open_storage(str(url or default_store()), single_writer=single_writer)
     if not writable:
         if not storage.root_exists():
             raise NotFoundError(f"there is no store at {storage.url}", hint="give its folder or URL with --store")
@@ -38,6 +40,11 @@ def open_store(url: str | Path = "./store", *, writable: bool = True, single_wri
             hint="use another storage, or accept one writer at a time (single_writer)",
         )
     return Store(storage, writable=writable)
+
+
+def default_store() -> str:
+    """URL of the store that is meant where none is named."""
+    return os.environ.get("ROLLMILL_STORE") or "./store"
 
 
 class Store:

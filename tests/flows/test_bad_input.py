@@ -314,6 +314,7 @@ def test_a_store_that_is_not_there_is_not_created_by_looking(refused, tmp_path):
         assert_says(refused(*command), "there is no store at", "new-store")
 
 
+@pytest.mark.slow
 def test_a_server_that_does_not_answer_is_told(refused, monkeypatch):
     for name, value in S3_ENVIRONMENT.items():
         monkeypatch.setenv(name, value)

@@ -19,7 +19,7 @@ from tests.flows.trained import Trained
 REWARDS = ("rewards", "rollouts=tiny:rollouts", "grader=exact")
 
 
-@pytest.fixture(params=["local", "s3"])
+@pytest.fixture
 def shelf(request: pytest.FixtureRequest, trained: Trained) -> Iterator[str]:
     """URL of a copy of the trained store: in a folder, and in a bucket of a real S3 server."""
     if request.param == "local":
@@ -44,6 +44,7 @@ def rows(store: Store, manifest: Manifest, table: str, *without: str) -> list[di
     return public.scan(manifest, table, store=store).drop(*without).collect().to_dicts()
 
 
+@pytest.mark.parametrize("shelf", ["local", "s3"], indirect=True)
 def test_rewards_advantages_and_policy_are_made_anew_with_one_command_each(shelf, trained):
     """The whole of it, on each kind of store: another grader, another estimator, and a policy from them."""
     store = open_store(shelf, writable=False)
@@ -103,6 +104,7 @@ def test_rewards_advantages_and_policy_are_made_anew_with_one_command_each(shelf
     assert rollmill("verify", str(policy.ref), "--lineage", "--store", shelf).code == 0
 
 
+@pytest.mark.parametrize("shelf", ["local", pytest.param("s3", marks=pytest.mark.slow)], indirect=True)
 def test_every_other_stage_runs_alone_on_stored_references(shelf):
     store = open_store(shelf, writable=False)
     first, last = store.iterations("tiny")
