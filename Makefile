@@ -17,7 +17,7 @@ help:  ## what there is to make
 
 install: $(VENV)/.installed  ## .venv with Rollmill in it
 
-demo: $(VENV)/.installed  ## train a small policy from nothing, in about three minutes on two cores
+demo: $(VENV)/.installed  ## train a small policy from nothing, in about a minute on two cores
 	$(BIN)/rollmill train configs/demo.yaml
 
 vllm: $(VLLM_VENV)/.installed  ## .venv-vllm with vLLM in it, which the engine `vllm` finds there
