@@ -1,5 +1,6 @@
 """Config files: YAML, dotted overrides from the command line, and messages that name file, line and key."""
 
+import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -74,7 +75,7 @@ def with_overrides(values: dict[str, Any], overrides: Iterable[str]) -> dict[str
 
 def _read_value(text: str) -> Any:
     try:
-        value = yaml.safe_load(text)
+        value = yaml.load(text, Loader=_StrictLoader)
     except yaml.YAMLError:
         return text
     # "{question}" is a template: as YAML it would be a mapping of "question" to nothing.
@@ -100,3 +101,9 @@ class _StrictLoader(yaml.SafeLoader):
                     )
                 seen.add(key_node.value)
         return super().construct_mapping(node, deep)
+
+
+# YAML 1.1, which the library reads, takes 1e-4 for text because it has no point.
+_StrictLoader.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+"), list("-+0123456789")
+)
