@@ -222,3 +222,21 @@ def test_an_interrupted_command_says_that_nothing_is_lost(training):
     assert "Traceback" not in err
     assert err.splitlines()[-1] == "interrupted; nothing finished is lost, the same command continues"
     await_end_of(mark)
+
+
+@pytest.mark.slow
+def test_two_commands_that_train_the_same_run_at_once_make_one_run(trained, tmp_path):
+    words = command("train", trained.recipe, "run=tiny", "--store", tmp_path / "store")
+    both = [subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in range(2)]
+    ended = [(*process.communicate(timeout=200), process.returncode) for process in both]
+    assert [code for _, _, code in ended] == [0, 0], ended
+    store = open_store(tmp_path / "store", writable=False)
+    records = store.iterations("tiny")
+    assert [record.iteration for record in records] == [0, 1]
+    assert store.run_end("tiny") is not None
+    made = {ref for record in records for ref in record.artifacts.values()}
+    for kind in ("tasks", "policy", "rollouts", "rewards", "advantages"):
+        there = [path for path in (tmp_path / "store/artifacts" / kind).iterdir() if (path / "manifest.json").exists()]
+        assert len(there) == len({ref for ref in made if ref.kind == kind}), f"{kind} were made twice"
+    for ref in made:
+        assert verify(store, ref) > 0
