@@ -143,6 +143,13 @@ def test_the_command_shows_the_numbers_of_the_artifacts_and_how_to_look_at_them(
     assert page.read_text().lstrip().lower().startswith("<!doctype html>")
 
 
+def test_the_command_prints_its_own_lines_and_no_library_any(trained):
+    assert trained.output.out.splitlines()[0].strip() == "run tiny"
+    assert [line.split("  ")[0] for line in trained.output.err.splitlines()] == ["iteration 1/2", "iteration 2/2"]
+    for line in trained.output.err.splitlines():
+        assert " -" not in line, f"a number is not known: {line}"
+
+
 def test_a_finished_run_started_again_executes_no_stage_and_says_so(trained):
     before = contents(Path(trained.url))
     done = rollmill("train", trained.recipe, "run=tiny", "--store", trained.url)
