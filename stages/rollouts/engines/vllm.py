@@ -53,6 +53,8 @@ class VllmEngine(Engine):
         self._vocabulary = 0
         self._context_length: int | None = None
         self._fault: StageFailed | None = None
+        """Why the last policy is not served."""
+        self._fault_of = ""
         self._fault_until = 0.0
         self._is_closed = False
         self._gate = threading.Lock()
@@ -80,7 +82,7 @@ class VllmEngine(Engine):
         return {"vllm_versions": sorted({worker.version for worker in serving})}
 
     def _load(self, policy: PolicyFiles) -> None:
-        if self._fault is not None and time.monotonic() < self._fault_until:
+        if self._fault is not None and self._fault_of == policy.policy_id and time.monotonic() < self._fault_until:
             raise self._fault
         self._in_loop(self._take(policy)).result()
 
@@ -125,7 +127,7 @@ class VllmEngine(Engine):
                 raise fault
             faults.append(fault)
         if len(faults) == len(workers):
-            self._failed(faults[0])
+            self._failed(faults[0], policy.policy_id)
         for fault in faults:
             LOG.warning("%s", fault)
         lengths = [worker.context_length for worker in workers if worker.policy is not None]
@@ -164,7 +166,7 @@ class VllmEngine(Engine):
             try:
                 worker = await self._pool.acquire(request, failed)
             except EngineFault as gone:
-                self._failed(gone)
+                self._failed(gone, self.policy_id or "")
             policy = worker.policy
             assert policy is not None
             try:
@@ -189,10 +191,11 @@ class VllmEngine(Engine):
                 self._pool.give_back(worker)
         raise EngineFault(f"a model call was tried {_ATTEMPTS} times in vain; the last time: {fault}") from fault
 
-    def _failed(self, fault: StageFailed) -> NoReturn:
+    def _failed(self, fault: StageFailed, policy_id: str) -> NoReturn:
         """No worker serves: the policy has to be loaded again, and for a moment that is refused."""
-        self.policy_id = None
-        self._fault, self._fault_until = fault, time.monotonic() + _FAULT_HOLDS_S
+        if policy_id:  # else another call has said it already
+            self.policy_id, self._fault, self._fault_of = None, fault, policy_id
+            self._fault_until = time.monotonic() + _FAULT_HOLDS_S
         raise fault
 
     async def _stop_supervisors(self) -> None:

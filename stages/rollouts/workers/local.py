@@ -96,8 +96,8 @@ class LocalWorker(Worker):
             except (StageFailed, ServerFault, UnusableAnswer) as fault:
                 if self._execution.update == "in_place":
                     raise
-                LOG.warning("%s cannot be updated in place and is restarted from now on: %s", self.name, fault)
-                self._updates_in_place = False
+                LOG.warning("%s cannot be updated in place and is restarted: %s", self.name, fault)
+                self._updates_in_place = not isinstance(fault, StageFailed)  # wrong once, wrong again
         await self._start(policy)
         await self._check_change(policy)
 

@@ -100,12 +100,12 @@ class Worker(ABC):
         while True:
             if self.policy is not None:
                 self._lose(await self._watch())
+                await self._end()
             self._failures += 1
             if self._failures >= self._execution.max_failures:
                 LOG.warning("%s is given up after %d failures: %s", self.name, self._failures, self.trouble)
                 self.is_gone = True
                 self._changed()
-                await self._end()
                 return
             pause_s = min(_LONGEST_PAUSE_S, self._execution.backoff_s * 2 ** (self._failures - 1))
             LOG.warning("%s has failed and is tried again in %g s: %s", self.name, pause_s, self.trouble)
