@@ -26,7 +26,10 @@ def load_model(folder: Path, dtype: torch.dtype, *, trained: bool) -> Any:
     from transformers import AutoModelForCausalLM
 
     attention.register()
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation="sdpa", local_files_only=True)
+    try:
+        model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, local_files_only=True)
+    except Exception as error:  # whatever transformers raises for a model that it cannot load
+        raise InputError(f"the policy in {folder} cannot be loaded: {type(error).__name__}: {error}") from error
     for module in model.modules():
         if isinstance(module, torch.nn.Dropout):
             module.p = 0.0
@@ -43,10 +46,10 @@ def _use_packed_attention(model: Any, folder: Path) -> None:
     row = row_of(plain_sequences(ids, [1] * len(ids)), torch.device("cpu"))
     with torch.no_grad():
         alone = torch.cat([model(input_ids=torch.tensor([one]), use_cache=False).logits[0, :-1].float() for one in ids])
-        model.set_attn_implementation(attention.NAME)
         try:
+            model.set_attn_implementation(attention.NAME)
             packed = sampled_logits(model, row)
-        except (NotImplementedError, TypeError) as error:
+        except (NotImplementedError, TypeError, ValueError) as error:
             raise _cannot_pack(model, folder, str(error)) from error
     apart = (logprobs_of(packed, row) - logprobs_of(alone, row)).abs().max().item()
     if not apart <= TOLERANCE[model.dtype]:

@@ -22,7 +22,8 @@ class Service:
 
     def __init__(self) -> None:
         torch.use_deterministic_algorithms(True, warn_only=True)
-        torch.utils.deterministic.fill_uninitialized_memory = False  # DeepSpeed's buffers are of gigabytes
+        # DeepSpeed's buffers are of gigabytes; to fill them took a second a step
+        torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
         if os.environ[COLLECTIVES_VARIABLE] == "gloo":
             # DeepSpeed compiles its shared-memory operation for CPUs if this table says that it can
             deepspeed.ops.__compatible_ops__ = {}

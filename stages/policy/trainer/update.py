@@ -168,7 +168,12 @@ class Sums:
 def _measurements(
     job: Job, every: dict[str, float], first: dict[str, float], norms: list[float], rate: float, duration_s: float
 ) -> dict[str, float]:
-    """Numbers over all steps, and those of the first step, in which nothing has been learnt yet."""
+    """The metrics by name.
+
+    ``tokens`` are sampled ones, counted once an epoch; ``loss`` and ``grad_norm`` (before clipping) are means over
+    optimizer steps; ``kl`` (k3) and ``kl_k1`` estimate KL(sampling || trained) over all steps, ``sampler_trainer_…``
+    over the first step alone, in which nothing has been learnt yet: there any difference is the engines'.
+    """
     tokens = every["tokens"]
     measured = {
         "loss": every["loss"] / len(norms),

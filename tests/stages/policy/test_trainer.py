@@ -125,6 +125,7 @@ def test_a_trainer_that_was_killed_is_told_with_its_log_and_replaced(store: Stor
 
 PIPELINE = textwrap.dedent("""
     import sys
+    import time
     from stages.artifacts.commit import Request, materialise
     from stages.artifacts.store import open_store
     from stages.policy.settings import TrainerExecution
@@ -142,13 +143,20 @@ PIPELINE = textwrap.dedent("""
     request = Request(STAGE, WarmstartConfig(steps=int(sys.argv[2]), tokens_per_step=64), execution, inputs, 0)
     materialise(store, request, progress=lambda shard, done, total: print("step", done, flush=True))
     print("done", flush=True)
+    time.sleep(float(sys.argv[4]))
 """)
 
 
-def pipeline(store: Path, steps: int, processes: int = 1, **environment: str) -> "subprocess.Popen[str]":
-    """Another pipeline, which warm-starts a policy and prints its trainer's process id, its progress, and ``done``."""
+def pipeline(
+    store: Path, steps: int, processes: int = 1, rest_s: float = 0, **environment: str
+) -> "subprocess.Popen[str]":
+    """Another pipeline, which warm-starts a policy and prints its trainer's process id, its progress, and ``done``.
+
+    Args:
+        rest_s: how long it goes on afterwards.
+    """
     return subprocess.Popen(
-        [sys.executable, "-c", PIPELINE, str(store), str(steps), str(processes)],
+        [sys.executable, "-c", PIPELINE, str(store), str(steps), str(processes), str(rest_s)],
         cwd=ROOT,
         env={**os.environ, **environment},
         stdout=subprocess.PIPE,
@@ -173,9 +181,10 @@ def gone(pid: int, within_s: float) -> bool:
     return not is_alive(pid)
 
 
-def test_the_trainer_ends_with_a_pipeline_that_is_killed_in_the_middle_of_an_update(tmp_path: Path) -> None:
-    process = pipeline(tmp_path / "store", steps=20_000)
-    trainer = int(lines_until(process, "step")[0])
+@pytest.mark.parametrize(("steps", "at"), [(20_000, "step"), (1, "done")], ids=["busy", "idle"])
+def test_the_trainer_ends_with_a_pipeline_that_is_killed(tmp_path: Path, steps: int, at: str) -> None:
+    process = pipeline(tmp_path / "store", steps, rest_s=600)
+    trainer = int(lines_until(process, at)[0])
     assert is_alive(trainer)
     process.kill()
     process.wait()
@@ -189,6 +198,23 @@ def test_the_trainer_ends_with_a_pipeline_that_is_interrupted_before_it_was_used
     process.send_signal(signal.SIGINT)
     process.wait()
     assert gone(trainer, within_s=10)
+
+
+@pytest.mark.slow
+def test_several_processes_end_with_a_pipeline_that_is_killed(tmp_path: Path) -> None:
+    process = pipeline(tmp_path / "store", steps=1, processes=2, rest_s=600)
+    launcher = int(lines_until(process, "done")[0])
+    processes = [launcher, *descendants(launcher)]
+    assert len(processes) == 4  # DeepSpeed's launcher, the one that it starts, and two ranks
+    process.kill()
+    process.wait()
+    assert all(gone(pid, within_s=15) for pid in processes)
+
+
+def descendants(pid: int) -> list[int]:
+    """Process ids of children and theirs."""
+    children = subprocess.run(["pgrep", "-P", str(pid)], capture_output=True, text=True).stdout.split()
+    return [found for child in map(int, children) for found in (child, *descendants(child))]
 
 
 def test_one_process_needs_no_compiler_and_compiles_nothing(tmp_path: Path) -> None:
