@@ -151,4 +151,5 @@ class LocalWorker(Worker):
 
     def _log_end(self) -> str:
         assert self._process is not None
-        return f"the end of its log {self._log_file}:\n  {self._process.log_tail()}"
+        errors = [f"it said: {error}\n" for error in self._process.log_errors()]
+        return f"{''.join(errors)}the end of its log {self._log_file}:\n  {self._process.log_tail()}"

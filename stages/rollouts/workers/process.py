@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -11,6 +12,9 @@ from pathlib import Path
 _GUARD = Path(__file__).with_name("guard.py")
 _KILL_S = 10.0
 """How long the guard may take to kill what did not end within its grace."""
+_LOG_READ = 4_000_000
+"""Bytes at the end of a log that are looked at."""
+_ERROR = re.compile(r"(?:^|\s)((?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception): .{1,400})", re.MULTILINE)
 
 
 class ServerProcess:
@@ -38,9 +42,16 @@ class ServerProcess:
 
     def log_tail(self, lines: int = 30) -> str:
         """The end of what it has written since it started."""
+        return "\n  ".join(self._log().splitlines()[-lines:])
+
+    def log_errors(self, most: int = 3) -> list[str]:
+        """The errors that it has written, the first of them first: what ends a server is seldom what it says last."""
+        return list(dict.fromkeys(_ERROR.findall(self._log())))[:most]
+
+    def _log(self) -> str:
         with contextlib.suppress(OSError), self.log_file.open("rb") as log:
-            log.seek(self._log_start)
-            return "\n  ".join(log.read().decode(errors="replace").splitlines()[-lines:])
+            log.seek(max(self._log_start, self.log_file.stat().st_size - _LOG_READ))
+            return log.read().decode(errors="replace")
         return ""
 
     def close(self) -> None:

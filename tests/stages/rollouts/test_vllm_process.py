@@ -95,6 +95,22 @@ def test_what_a_dead_server_leaves_is_ended_and_its_exit_code_and_last_words_are
     assert is_free(port)
 
 
+def test_the_first_error_in_a_log_is_told_however_much_follows(tmp_path):
+    words = """
+print("(Worker pid=7) ERROR 05:43 [x.py:1] ValueError: Available memory is less than that")
+print("\\n".join(f"  File {n}" for n in range(100)))
+print("RuntimeError: it failed. See root cause above")
+print("ValueError: Available memory is less than that")
+"""
+    process = ServerProcess([sys.executable, "-c", words], os.environ, tmp_path / "log", 1.0)
+    assert eventually(lambda: process.exit_code is not None)
+    assert process.log_errors() == [
+        "ValueError: Available memory is less than that",
+        "RuntimeError: it failed. See root cause above",
+    ]
+    process.close()
+
+
 def test_a_killed_server_says_by_which_signal(start):
     process, _, ids = start("obedient")
     server = min(ids)

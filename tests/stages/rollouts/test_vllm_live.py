@@ -1,0 +1,392 @@
+"""Real vLLM on a tiny policy: what it samples, which weights it has, and what it survives. One worker serves all tests;
+those that end it come last."""
+
+import asyncio
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import textwrap
+import time
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from schemas.errors import ConfigError, StageFailed
+from stages.artifacts.store import open_store
+from stages.policy.sequences import plain_sequences
+from stages.policy.trainer.forward import logprobs_of, row_of, sampled_logits
+from stages.policy.trainer.model import load_model
+from stages.rollouts.chat_template import chat_template_in
+from stages.rollouts.engines import close_engines
+from stages.rollouts.engines.base import EngineFault, GenerationRequest, SamplingParams
+from stages.rollouts.engines.vllm import VllmEngine
+from stages.rollouts.workers.command import slots, vllm_python
+from stages.rollouts.workers.local import LocalWorker
+from stages.rollouts.workers.settings import VllmConfig, VllmExecution
+from tests.stages.rollouts.policies import make_policy
+from tests.stages.rollouts.processes import descendants, eventually, is_free, is_running, own_children
+from tests.stages.rollouts.stored import frame, request, rolled_out, stored_policy, stored_tasks
+
+pytestmark = pytest.mark.slow
+
+CONFIG = VllmConfig(type="vllm")
+SMALL = {"VLLM_CPU_KVCACHE_SPACE": "1"}
+PLAIN = SamplingParams(max_tokens=20, stop_token_ids=(2,))
+
+
+@pytest.fixture(scope="session")
+def python():
+    """The Python with vLLM."""
+    try:
+        return vllm_python(VllmExecution())
+    except ConfigError as missing:
+        if os.environ.get("ROLLMILL_VLLM_PYTHON"):
+            raise
+        pytest.skip(str(missing))
+
+
+@pytest.fixture(scope="module")
+def taken_port():
+    """A port on which somebody else listens."""
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        yield other.getsockname()[1]
+
+
+@pytest.fixture(scope="module")
+def live(python, taken_port, policy, tmp_path_factory):
+    """An engine with one worker; each test loads the policy that it wants."""
+    execution = VllmExecution(
+        python=python, workers=1, port=taken_port, env=SMALL, args={"max_num_seqs": 64}, update="auto",
+        log_dir=str(tmp_path_factory.mktemp("logs")), hang_timeout_s=10, health_interval_s=0.5, backoff_s=0.5,
+    )  # fmt: skip
+    engine = VllmEngine(CONFIG, execution, probe_tolerance=1e-4)
+    engine.load(policy)
+    yield engine
+    port, family = int(worker_of(engine).server.place.rpartition(":")[2]), own_children()
+    engine.close()
+    assert not any(map(is_running, family))
+    assert is_free(port)
+
+
+def worker_of(engine):
+    (worker,) = engine.workers
+    assert isinstance(worker, LocalWorker)
+    return worker
+
+
+def prompts(count, seed=0, longest=40):
+    random = np.random.default_rng(seed)
+    return [random.integers(3, 300, size=size).astype(np.int32) for size in random.integers(2, longest, size=count)]
+
+
+def ask(engine, requests):
+    async def run():
+        return await asyncio.gather(*map(engine.generate, requests))
+
+    return asyncio.run(run())
+
+
+def ids_of(generations):
+    return [generation.response_ids.tolist() for generation in generations]
+
+
+def trained_logprobs(folder, requests, generations):
+    """Of the sampled tokens, by the forward pass with which the policy is trained."""
+    ids = [
+        [*request.prompt_ids.tolist(), *generation.response_ids.tolist()]
+        for request, generation in zip(requests, generations, strict=True)
+    ]
+    model, found = load_model(folder, torch.float32, trained=False), []
+    for start in range(0, len(ids), 16):
+        some = slice(start, start + 16)
+        row = row_of(plain_sequences(ids[some], [len(one.prompt_ids) for one in requests[some]]), torch.device("cpu"))
+        with torch.no_grad():
+            found.append(logprobs_of(sampled_logits(model, row), row).numpy())
+    return np.concatenate(found)
+
+
+def difference(policy, requests, generations):
+    found = np.concatenate([generation.logprobs for generation in generations])
+    return np.abs(found - trained_logprobs(policy.folder, requests, generations))
+
+
+def test_the_worker_is_on_a_port_of_its_own_and_writes_a_log(live, taken_port):
+    worker = worker_of(live)
+    assert worker.server.place != f"127.0.0.1:{taken_port}"
+    assert live.facts()["vllm_versions"] == [worker.version]
+    assert worker.version[0].isdigit()
+    assert worker._process is not None
+    assert "reset prefix cache" in worker._process.log_file.read_text()
+    assert live.context_length == 256
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_ten_thousand_stored_logprobs_are_those_of_the_trainer(live, policy, temperature):
+    sampling = SamplingParams(temperature=temperature, max_tokens=64)
+    requests = [GenerationRequest(prompt, sampling, seed=n) for n, prompt in enumerate(prompts(160))]
+    with live.serving(policy):
+        generations = ask(live, requests)
+    apart = difference(policy, requests, generations)
+    assert len(apart) > 10_000
+    assert apart.max() < 1e-4
+
+
+def test_greedy_is_what_transformers_generates(live, policy):
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(policy.folder)
+    sampling = replace(PLAIN, temperature=0.0)
+    requests = [GenerationRequest(prompt, sampling, seed=n) for n, prompt in enumerate(prompts(6))]
+    with live.serving(policy):
+        generations = ask(live, requests)
+    for asked, generation in zip(requests, generations, strict=True):
+        with torch.no_grad():
+            theirs = model.generate(
+                torch.from_numpy(asked.prompt_ids.astype(np.int64))[None],
+                do_sample=False, max_new_tokens=20, eos_token_id=2,
+            )[0, len(asked.prompt_ids) :]  # fmt: skip
+        assert generation.response_ids.tolist() == theirs.tolist()
+
+
+def test_a_seed_gives_the_same_sample_whatever_else_is_asked(live, policy):
+    requests = [GenerationRequest(prompt, PLAIN, seed=n) for n, prompt in enumerate(prompts(40, seed=3))]
+    with live.serving(policy):
+        together = ids_of(ask(live, requests))
+        some = ids_of(ask(live, requests[5:12]))
+    assert some == together[5:12]
+
+
+def test_attempts_at_one_prompt_share_its_computation_and_differ(live, policy):
+    prompt = np.random.default_rng(1).integers(3, 300, size=200).astype(np.int32)
+    requests = [GenerationRequest(prompt, replace(PLAIN, max_tokens=10), seed=n) for n in range(32)]
+    with live.serving(policy):
+        before = hits(live)
+        found = ask(live, requests)
+        assert hits(live) - before >= 20 * 128  # tokens; a block on the CPU has 128
+    assert len({tuple(ids) for ids in ids_of(found)}) > 30
+    assert difference(policy, requests, found).max() < 1e-4
+
+
+def hits(engine):
+    from stages.rollouts.workers.server import _sum
+
+    text = engine._in_loop(worker_of(engine).server._ask("GET", "/metrics", None, 10)).result().decode()
+    return _sum(text, "prefix_cache_hits_total")
+
+
+def test_a_stop_token_ends_the_answer_and_is_kept(live, policy):
+    prompt = prompts(1, seed=2)[0]
+    with live.serving(policy):
+        free = ask(live, [GenerationRequest(prompt, SamplingParams(max_tokens=20), seed=4)])[0]
+        stop = int(free.response_ids[5])
+        first = int(np.flatnonzero(free.response_ids == stop)[0])
+        sampling = SamplingParams(max_tokens=20, stop_token_ids=(1, stop))
+        stopped = ask(live, [GenerationRequest(prompt, sampling, seed=4)])[0]
+    assert stopped.response_ids.tolist() == free.response_ids[: first + 1].tolist()
+    assert (free.finish_reason, stopped.finish_reason) == ("length", "stop")
+
+
+def test_the_checkpoints_own_sampling_defaults_change_nothing(live, policy, tmp_path):
+    import json
+
+    folder = tmp_path / "policy"
+    shutil.copytree(policy.folder, folder)
+    defaults = {"eos_token_id": [2, 5], "temperature": 0.01, "top_k": 1, "repetition_penalty": 2.0}
+    (folder / "generation_config.json").write_text(json.dumps(defaults))
+    requests = [GenerationRequest(prompt, PLAIN, seed=n) for n, prompt in enumerate(prompts(8))]
+    with live.serving(policy):
+        plain = ids_of(ask(live, requests))
+    with live.serving(replace(policy, policy_id="d" * 64, folder=folder)):
+        assert ids_of(ask(live, requests)) == plain
+
+
+def test_another_policy_is_put_into_the_running_worker_and_nothing_of_the_old_one_is_left(live, policy, other_policy):
+    requests = [GenerationRequest(prompt, PLAIN, seed=n) for n, prompt in enumerate(prompts(12, longest=200))]
+    process = worker_of(live)._process
+    found = []
+    for current in (policy, other_policy, policy):
+        began = time.monotonic()
+        with live.serving(current):
+            assert time.monotonic() - began < 10
+            generations = ask(live, requests)
+        assert {generation.policy_id for generation in generations} == {current.policy_id}
+        assert difference(current, requests, generations).max() < 1e-4
+        found.append(ids_of(generations))
+    assert found[0] == found[2] != found[1]
+    assert worker_of(live)._process is process
+
+
+def test_vllms_own_reload_on_the_cpu_keeps_a_tied_head_and_is_found_out(live, policy, other_policy):
+    live.load(policy)
+    execution = VllmExecution(workers=[f"http://{worker_of(live).server.place}"], update="in_place")
+    attached = VllmEngine(CONFIG, execution, probe_tolerance=1e-4)
+    try:
+        with pytest.raises(StageFailed, match=r"off by up to \d"):
+            attached.load(other_policy)
+    finally:
+        attached.close()
+    live.policy_id = None  # its weights were changed behind its back
+    with live.serving(policy):
+        requests = [GenerationRequest(prompt, PLAIN, seed=n) for n, prompt in enumerate(prompts(4))]
+        assert difference(policy, requests, ask(live, requests)).max() < 1e-4
+
+
+def test_a_given_worker_with_another_policy_is_refused_by_how_much(live, policy, other_policy):
+    live.load(other_policy)
+    execution = VllmExecution(workers=[f"http://{worker_of(live).server.place}"])
+    attached = VllmEngine(CONFIG, execution, probe_tolerance=1e-4)
+    try:
+        with pytest.raises(StageFailed, match=r"off by up to \d.*\n.*left as it is"):
+            attached.load(policy)
+        attached.load(other_policy)
+    finally:
+        attached.close()
+
+
+def test_a_changed_chat_template_reaches_the_prompts_though_the_server_has_the_old_one(live, policy, tmp_path):
+    live.load(policy)
+    folder = tmp_path / "policy"
+    shutil.copytree(policy.folder, folder)
+    template = (folder / "chat_template.jinja").read_text()
+    (folder / "chat_template.jinja").write_text("<|im_start|>system\nbe brief<|im_end|>\n" + template)
+    store = open_store(tmp_path / "store")
+    tasks = stored_tasks(store)
+    execution = {"vllm": {"workers": [f"http://{worker_of(live).server.place}"]}, "probe_tolerance": 1e-4}
+    found = []
+    for one in (policy, replace(policy, folder=folder)):
+        stored = stored_policy(store, one)
+        manifest = rolled_out(store, request(tasks, stored, {"n": 2, "engine": {"type": "vllm"}}, execution)).manifest
+        steps = frame(store, manifest, "steps").join(frame(store, manifest, "episodes"), on="episode_id")
+        opening = chat_template_in(one.folder)
+        for row in steps.filter(task_id="t001").iter_rows(named=True):
+            assert row["prompt_ids"] == opening.opening([{"role": "user", "content": "What is 1 + 1?"}])[1].tolist()
+        found.append(steps)
+        close_engines()
+    assert len(found[1]["prompt_ids"][0]) > len(found[0]["prompt_ids"][0])
+
+
+def test_a_call_that_is_refused_by_vllm_is_told(live, policy):
+    beyond = GenerationRequest(np.array([5, 100_000], dtype=np.int32), PLAIN, seed=0)
+    with live.serving(policy), pytest.raises(EngineFault, match="out of vocabulary"):
+        ask(live, [beyond])
+
+
+# From here on the worker is ended.
+
+
+def ask_and_then(engine, requests, what):
+    """Answers to the requests, in the middle of which something happens."""
+
+    async def run():
+        asked = [asyncio.create_task(engine.generate(one)) for one in requests]
+        await asyncio.wait(asked, return_when=asyncio.FIRST_COMPLETED)
+        what()
+        assert worker_of(engine).n_calls > 50
+        return await asyncio.gather(*asked)
+
+    return asyncio.run(run())
+
+
+LONG = [
+    GenerationRequest(prompt, SamplingParams(max_tokens=40 + n % 160), seed=n)
+    for n, prompt in enumerate(prompts(400, seed=8))
+]
+
+
+@pytest.mark.parametrize("victim", ["the engine's process is killed", "all processes stop"])
+def test_calls_outlive_their_worker(live, policy, victim):
+    with live.serving(policy):
+        undisturbed = ids_of(ask(live, LONG[:20]))
+        process = worker_of(live)._process
+        family = descendants(process._guard.pid)
+        assert len(family) >= 3
+
+        def strike():
+            if victim == "all processes stop":
+                for process_id in family:
+                    os.kill(process_id, signal.SIGSTOP)
+            else:
+                os.kill(next(one for one in family if "EngineCore" in name_of(one)), signal.SIGKILL)
+
+        found = ask_and_then(live, LONG, strike)
+    assert ids_of(found)[:20] == undisturbed
+    assert difference(policy, LONG, found).max() < 1e-4
+    assert worker_of(live)._process is not process
+    assert not any(map(is_running, family))
+
+
+def name_of(process_id):
+    from pathlib import Path
+
+    return Path(f"/proc/{process_id}/cmdline").read_text()
+
+
+def test_a_policy_of_another_shape_is_served_after_a_restart(live, tmp_path):
+    smaller = make_policy(tmp_path, 5, num_hidden_layers=1, max_position_embeddings=128)
+    process = worker_of(live)._process
+    with live.serving(smaller):
+        assert worker_of(live)._process is not process
+        assert live.context_length == 128
+        requests = [GenerationRequest(prompt, PLAIN, seed=n) for n, prompt in enumerate(prompts(4))]
+        assert difference(smaller, requests, ask(live, requests)).max() < 1e-4
+
+
+def test_what_cannot_start_fails_with_the_end_of_its_log(python, policy, tmp_path):
+    execution = VllmExecution(
+        python=python, env={"VLLM_CPU_KVCACHE_SPACE": "100000"}, log_dir=str(tmp_path / "logs")
+    )  # more memory than there is
+    engine = VllmEngine(CONFIG, execution, probe_tolerance=1e-4)
+    with pytest.raises(StageFailed, match="has ended while it started") as told:
+        engine.load(policy)
+    _, cause, *rest = str(told.value).splitlines()
+    assert "it said: ValueError: Available memory" in cause
+    assert any(line.startswith("the end of its log") for line in rest)
+    assert len(rest) > 10
+    engine.close()
+
+
+PIPELINE = """
+    import sys
+    from pathlib import Path
+    from stages.rollouts.engines.base import PolicyFiles, Probe
+    from stages.rollouts.engines.vllm import VllmEngine
+    from stages.rollouts.workers.settings import VllmConfig, VllmExecution
+    python, folder, logs = sys.argv[1:]
+    execution = VllmExecution(python=python, log_dir=logs, env={"VLLM_CPU_KVCACHE_SPACE": "1"})
+    policy = PolicyFiles("p", Path(folder), Probe([], []))
+    VllmEngine(VllmConfig(type="vllm"), execution, probe_tolerance=1.0).load(policy)
+"""
+
+
+def test_no_process_and_no_port_outlives_a_pipeline_that_is_killed(python, policy, tmp_path):
+    pipeline = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(PIPELINE), python, str(policy.folder), str(tmp_path / "logs")],
+        stderr=subprocess.DEVNULL, start_new_session=True,
+    )  # fmt: skip
+    assert eventually(lambda: any("EngineCore" in name_of(one) for one in descendants(pipeline.pid)), within_s=120)
+    family = descendants(pipeline.pid)
+    (server,) = [one for one in family if "--port" in name_of(one) and "guard.py" not in name_of(one)]
+    words = name_of(server).split("\0")
+    port = int(words[words.index("--port") + 1])
+    pipeline.kill()
+    pipeline.wait(30)
+    assert eventually(lambda: not any(map(is_running, family)), within_s=30)
+    assert is_free(port)
+
+
+def test_the_python_with_vllm_is_asked_what_it_has(python):
+    (slot,) = slots(VllmExecution(), python)
+    assert slot.index == 0
+    if slot.devices is None:
+        both = slots(VllmExecution(workers=2), python)
+        assert [one.index for one in both] == [0, 1]
+        assert not set(both[0].cores) & set(both[1].cores)
+    with pytest.raises(ConfigError, match="there is no vLLM in the environment"):
+        slots(VllmExecution(), sys.executable)
