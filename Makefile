@@ -9,7 +9,7 @@ TORCH  ?= torch==2.13.0
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip install --quiet
 
-.PHONY: help install demo vllm test test-quick lint types bench clean
+.PHONY: help install demo vllm test test-vllm test-quick lint types bench clean
 .DEFAULT_GOAL := help
 
 help:  ## what there is to make
@@ -22,11 +22,14 @@ demo: $(VENV)/.installed  ## train a small policy from nothing, in about a minut
 
 vllm: $(VLLM_VENV)/.installed  ## .venv-vllm with vLLM in it, which the engine `vllm` finds there
 
-test: $(VENV)/.installed-dev $(VLLM_VENV)/.installed  ## all tests, the slow ones with a real model too
-	$(BIN)/python -m pytest
+test: $(VENV)/.installed-dev  ## all tests, the slow ones with a real model too
+	$(BIN)/python -m pytest -m "not vllm"
+
+test-vllm: $(VENV)/.installed-dev $(VLLM_VENV)/.installed  ## the tests that start real vLLM workers
+	$(BIN)/python -m pytest -m vllm
 
 test-quick: $(VENV)/.installed-dev  ## the tests that take seconds
-	$(BIN)/python -m pytest -m "not slow"
+	$(BIN)/python -m pytest -m "not slow and not vllm"
 
 lint: $(VENV)/.installed-dev  ## ruff, lint and format
 	$(BIN)/ruff check .
@@ -35,7 +38,7 @@ lint: $(VENV)/.installed-dev  ## ruff, lint and format
 types: $(VENV)/.installed-dev  ## mypy on the whole tree
 	$(BIN)/mypy
 
-bench: $(VENV)/.installed-dev $(VLLM_VENV)/.installed  ## the budgets, measured in one run
+bench: $(VENV)/.installed-dev  ## the budgets, measured in one run
 	$(BIN)/python -m tests.benchmarks
 
 clean:  ## removes .venv and caches; stores are left alone

@@ -32,7 +32,7 @@ from tests.stages.rollouts.policies import make_policy
 from tests.stages.rollouts.processes import descendants, eventually, is_free, is_running, own_children
 from tests.stages.rollouts.stored import frame, request, rolled_out, stored_policy, stored_tasks
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.vllm]
 
 CONFIG = VllmConfig(type="vllm")
 SMALL = {"VLLM_CPU_KVCACHE_SPACE": "1"}
@@ -41,13 +41,8 @@ PLAIN = SamplingParams(max_tokens=20, stop_token_ids=(2,))
 
 @pytest.fixture(scope="session")
 def python():
-    """The Python with vLLM."""
-    try:
-        return vllm_python(VllmExecution())
-    except ConfigError as missing:
-        if os.environ.get("ROLLMILL_VLLM_PYTHON"):
-            raise
-        pytest.skip(str(missing))
+    """The Python with vLLM; where there is none, the error says how to make it."""
+    return vllm_python(VllmExecution())
 
 
 @pytest.fixture(scope="module")
