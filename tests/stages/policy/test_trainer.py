@@ -19,7 +19,15 @@ from stages.policy.stage import prestart
 from stages.policy.trainer import client
 from stages.policy.trainer.wire import is_alive
 from tests.builders import given
-from tests.stages.policy.stored import EXECUTION, advantages_of, contents_of, rollouts_of, tiny_policy, updated
+from tests.stages.policy.stored import (
+    EXECUTION,
+    advantages_of,
+    contents_of,
+    metrics_of,
+    rollouts_of,
+    tiny_policy,
+    updated,
+)
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -69,6 +77,17 @@ def test_the_optimizer_goes_on_where_it_was_unless_it_is_reset(store: Store) -> 
         second = updated(store, first, rollouts, advantages, optimizer={"lr": 1e-3, "reset": reset})
         state = load_file(store.folder(second, "optimizer") / "optimizer.safetensors")
         assert state["step"] == steps
+
+
+def test_the_warm_up_goes_on_over_updates(store: Store) -> None:
+    policy = tiny_policy(store)
+    rollouts = rollouts_of(store, policy)
+    advantages = advantages_of(store, rollouts)
+    rates = []
+    for _ in range(3):
+        policy = updated(store, policy, rollouts, advantages, schedule={"warmup_steps": 4})
+        rates.append(metrics_of(store, policy)["lr"])
+    assert rates == pytest.approx([0.25e-3, 0.5e-3, 0.75e-3])
 
 
 def test_what_the_trainer_refuses_is_told_here_and_it_goes_on(store: Store) -> None:
