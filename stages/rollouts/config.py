@@ -121,8 +121,9 @@ class RolloutsConfig(ConfigModel):
 class RolloutsExecution(ConfigModel):
     """How the rollouts are made."""
 
-    shard_tasks: int = Field(default=64, ge=1)
-    """Tasks a shard. A finished shard is on the shelf and survives whatever comes."""
+    shard_tasks: int | None = Field(default=None, ge=1)
+    """Tasks a shard. A finished shard is on the shelf and survives whatever comes. None: as many as make about 512
+    episodes, so that each costs little beside its sampling."""
     max_concurrency: int = Field(default=256, ge=1)
     """Episodes in flight."""
     max_batch: int = Field(default=64, ge=1)

@@ -22,6 +22,8 @@ from stages.rollouts.workers.command import vllm_python
 from stages.rollouts.workers.settings import VllmConfig
 
 _DEFAULT_AGENT = "single_turn"
+_SHARD_EPISODES = 512
+"""Of a shard, where its size is not set: a row group of the tables."""
 _LISTED = 3
 """Tasks that a message names at most."""
 
@@ -70,7 +72,7 @@ class RolloutsStage(Stage[RolloutsConfig, RolloutsExecution]):
     ) -> list[dict[str, Any]]:
         task_ids = _selected_ids(inputs, config, work)
         _refuse_long_prompts(inputs, config, task_ids)
-        size = execution.shard_tasks
+        size = execution.shard_tasks or max(1, _SHARD_EPISODES // config.n)
         return [{"task_ids": task_ids[start : start + size]} for start in range(0, len(task_ids), size)]
 
     def work(
@@ -104,6 +106,7 @@ class RolloutsStage(Stage[RolloutsConfig, RolloutsExecution]):
         )
 
     def summarise(self, receipts: Iterable[Receipt]) -> dict[str, Any]:
+        receipts = list(receipts)
         total: dict[str, Any] = {}
         status: dict[str, int] = {}
         for receipt in receipts:
@@ -115,8 +118,21 @@ class RolloutsStage(Stage[RolloutsConfig, RolloutsExecution]):
                     total[name] = sorted({*total.get(name, []), *value})
                 elif name not in ("tokens_per_s", "left"):  # what was left stands in the shards' receipts
                     total[name] = total.get(name, 0) + value
-        rate = total["response_tokens"] / total["sampling_s"] if total.get("sampling_s") else None
+        rate = total["response_tokens"] / busy_s if (busy_s := _busy_s(receipts)) else None
         return {**total, "tokens_per_s": rate, "status": dict(sorted(status.items()))}
+
+
+def _busy_s(receipts: list[Receipt]) -> float:
+    """Seconds in which one shard or more was sampled, which is the last that a shard does: shards side by side count
+    once."""
+    ends = [
+        (receipt.started_at.timestamp() + receipt.duration_s, receipt.summary["sampling_s"]) for receipt in receipts
+    ]
+    total, until = 0.0, float("-inf")
+    for start, end in sorted((end - sampling_s, end) for end, sampling_s in ends):
+        total += max(0.0, end - max(start, until))
+        until = max(until, end)
+    return total
 
 
 def _agents_of_tasks(inputs: Inputs) -> list[str]:

@@ -5,6 +5,7 @@ import json
 import subprocess
 import sys
 import time
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from secrets import token_hex
 from typing import Any
@@ -13,6 +14,7 @@ import numpy as np
 import polars as pl
 import pytest
 
+from schemas.artifacts import Receipt
 from schemas.canonical import canonical_hash, seed_from
 from schemas.config import validated
 from schemas.errors import ConfigError, InputError, NotFoundError, StageFailed
@@ -267,7 +269,35 @@ def test_progress_counts_episodes_and_the_summary_adds_up(shelf):
     summary = outcome.manifest.summary
     assert (summary["n_tasks"], summary["n_episodes"], summary["n_steps"]) == (3, 9, 9)
     assert sum(summary["status"].values()) == 9
-    assert summary["tokens_per_s"] == pytest.approx(summary["response_tokens"] / summary["sampling_s"])
+    assert summary["tokens_per_s"] == pytest.approx(summary["response_tokens"] / summary["sampling_s"], rel=0.01)
+
+
+def test_a_shard_holds_about_512_episodes_where_nobody_says_otherwise(memory_store, policy):
+    tasks, stored = stored_tasks(memory_store, 70), stored_policy(memory_store, policy)
+    for n, sizes in ((1, [70]), (16, [32, 32, 6]), (600, [1] * 70)):
+        plan = prepare(memory_store, request(tasks, stored, {"n": n}, {"shard_tasks": None}))
+        assert [len(shard.spec["task_ids"]) for shard in plan.shards] == sizes
+
+
+def test_tokens_per_second_count_the_time_of_shards_side_by_side_once():
+    began = datetime(2026, 12, 1, tzinfo=UTC)
+
+    def receipt(shard: str, after_s: float, sampling_s: float) -> Receipt:
+        summary = {"sampling_s": sampling_s, "response_tokens": 100, "status": {"completed": 1}, "tokens_per_s": None}
+        return Receipt(
+            key="0" * 64,
+            shard=shard,
+            files=[],
+            summary=summary,
+            started_at=began + timedelta(seconds=after_s),
+            duration_s=10,
+            host="here",
+            nonce=shard,
+        )
+
+    summary = STAGE.summarise([receipt("00002", 20, 5), receipt("00000", 0, 10), receipt("00001", 5, 10)])
+    assert summary["sampling_s"] == 25
+    assert summary["tokens_per_s"] == pytest.approx(300 / (15 + 5))
 
 
 def test_batches_of_an_epoch_hold_every_task_once_and_epochs_differ():
