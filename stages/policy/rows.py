@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     import polars as pl
 
 ID = ["episode_id", "trajectory"]
-CUT = ("truncated", "timeout")
-"""Status of an episode that was cut off: by a length limit, by a time limit."""
 
 
 @dataclass(frozen=True)
@@ -26,12 +24,12 @@ class TrainingRows:
     group_ids: list[str]
     """By group number."""
     counts: dict[str, int]
-    """Trajectories: in the advantages, kept, masked because their episode was cut off, trained."""
+    """Trajectories: in the advantages, and kept, which are those that are trained on."""
     reward_mean: float | None
     """Mean over every trajectory with a reward; None: there is none."""
 
 
-def training_rows(inputs: Inputs, *, mask_truncated: bool, needs_logprobs: bool) -> TrainingRows:
+def training_rows(inputs: Inputs, *, needs_logprobs: bool) -> TrainingRows:
     """Joins advantages and steps by (episode_id, trajectory).
 
     Raises:
@@ -40,14 +38,9 @@ def training_rows(inputs: Inputs, *, mask_truncated: bool, needs_logprobs: bool)
     import polars as pl
 
     advantages = inputs.scan("advantages", "advantages").collect()
-    kept = advantages.filter("kept")
-    trained, n_masked = kept, 0
-    if mask_truncated:
-        cut = inputs.scan("rollouts", "episodes").filter(pl.col("status").is_in(CUT)).select("episode_id").collect()
-        trained = kept.join(cut, on="episode_id", how="anti")
-        n_masked = kept.height - trained.height
     trained = (
-        trained.select(*ID, "group_id", "advantage", "token_advantages")
+        advantages.filter("kept")
+        .select(*ID, "group_id", "advantage", "token_advantages")
         .sort(ID)
         .with_columns(
             trajectory_number=pl.int_range(pl.len(), dtype=pl.Int64),
@@ -69,8 +62,6 @@ def training_rows(inputs: Inputs, *, mask_truncated: bool, needs_logprobs: bool)
         group_ids=trained["group_id"].unique().sort().to_list(),
         counts={
             "trajectories": advantages.height,
-            "trajectories_kept": kept.height,
-            "trajectories_masked": n_masked,
             "trajectories_trained": trained.height,
         },
         reward_mean=_reward_mean(advantages),

@@ -88,6 +88,26 @@ class ScheduleConfig(ConfigModel):
         return self
 
 
+class GateConfig(ConfigModel):
+    """How far apart sampler and trainer may be; beyond it the update is given up before its first step.
+
+    All sampled tokens of the update are compared, under the policy that sampled them and before any weight changes.
+    """
+
+    max_kl: float | None = Field(default=None, ge=0)
+    """Most ``sampler_trainer_kl``, nats a token. None: any."""
+    max_difference: float | None = Field(default=None, gt=0)
+    """Most ``sampler_trainer_logprob_diff_max``. None: any."""
+    max_off_share: float | None = Field(default=None, ge=0, le=1)
+    """Most ``sampler_trainer_off_fraction``: share of tokens off by more than ``logprob_tolerance``. None: any."""
+
+    @model_validator(mode="after")
+    def _limits_something(self) -> "GateConfig":
+        if self.max_kl is None and self.max_difference is None and self.max_off_share is None:
+            raise ValueError("a gate needs a limit: max_kl, max_difference or max_off_share")
+        return self
+
+
 class TrainerExecution(ConfigModel):
     """How the trainer runs. Changes the result by rounding at most."""
 

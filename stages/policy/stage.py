@@ -12,7 +12,15 @@ from schemas.artifacts import ShardPlan
 from schemas.config import ConfigModel
 from schemas.errors import ConfigError, InputError
 from stages.artifacts.stage import Inputs, InputSpec, ShardOutput, Stage, Work
-from stages.policy.settings import Dtype, KlConfig, LossConfig, OptimizerConfig, ScheduleConfig, TrainerExecution
+from stages.policy.settings import (
+    Dtype,
+    GateConfig,
+    KlConfig,
+    LossConfig,
+    OptimizerConfig,
+    ScheduleConfig,
+    TrainerExecution,
+)
 
 
 class PolicyConfig(ConfigModel):
@@ -31,10 +39,10 @@ class PolicyConfig(ConfigModel):
     schedule: ScheduleConfig = ScheduleConfig()
     dtype: Dtype = "float32"
     """Of the weights and the computation. In bfloat16 the optimizer keeps float32 master weights."""
-    mask_truncated: bool = False
-    """Leave out trajectories whose episode was cut off (status truncated or timeout)."""
     logprob_tolerance: float = Field(default=0.01, gt=0)
-    """A token whose logprob differs by more between sampler and trainer counts as off; for the metrics alone."""
+    """A token whose logprob differs by more between sampler and trainer counts as off, in the metrics and the gate."""
+    gate: GateConfig | None = None
+    """When the update is refused because sampler and trainer do not agree. None: never."""
 
     @model_validator(mode="after")
     def _clip_only_a_gradient(self) -> "PolicyConfig":
@@ -75,6 +83,14 @@ class PolicyStage(Stage[PolicyConfig, TrainerExecution]):
                 f"{advantages.ref} was computed from {computed_from[0]}, not from the given {rollouts}",
                 hint=f"give rollouts {computed_from[0]}",
             )
+        sampled_by = inputs.manifest("rollouts").inputs.get("policy")
+        policy = inputs.manifest("policy").ref
+        if config.gate is not None and sampled_by is not None and policy not in sampled_by:
+            raise ConfigError(
+                f"the gate compares sampler and trainer under one policy: {rollouts} was sampled by {sampled_by[0]}, and "
+                f"{policy} is to be updated, so what was learnt between the two would count as a difference",
+                hint="leave gate out where rollouts are of an earlier policy; the metrics sampler_trainer_… are told",
+            )
         needs_reference = config.kl is not None and config.kl.against == "reference"
         if needs_reference != bool(inputs.manifests("reference")):
             raise ConfigError(
@@ -99,7 +115,6 @@ class PolicyStage(Stage[PolicyConfig, TrainerExecution]):
         against_sampler = config.kl is not None and config.kl.against == "sampling"
         rows = training_rows(
             inputs,
-            mask_truncated=config.mask_truncated,
             needs_logprobs=config.objective == "policy_gradient" or against_sampler,
         )
         metrics: dict[str, float | None] = {**rows.counts, "reward": rows.reward_mean}
@@ -118,6 +133,7 @@ class PolicyStage(Stage[PolicyConfig, TrainerExecution]):
             schedule=config.schedule,
             dtype=config.dtype,
             logprob_tolerance=config.logprob_tolerance,
+            gate=config.gate,
         )
         return train_policy(self.name, training, inputs, execution, work, metrics)
 

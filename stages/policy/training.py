@@ -15,7 +15,15 @@ from stages.policy.checkpoint import CHECKPOINT, OPTIMIZER, OPTIMIZER_FILE, cont
 from stages.policy.metrics import metrics_table
 from stages.policy.probe import probe_table
 from stages.policy.sequences import Sequences
-from stages.policy.settings import Dtype, KlConfig, LossConfig, OptimizerConfig, ScheduleConfig, TrainerExecution
+from stages.policy.settings import (
+    Dtype,
+    GateConfig,
+    KlConfig,
+    LossConfig,
+    OptimizerConfig,
+    ScheduleConfig,
+    TrainerExecution,
+)
 from stages.policy.trainer.client import trainer_for
 from stages.policy.trainer.job import PROBE_LOGPROBS, Job, Result, Source, write_batch
 
@@ -34,6 +42,7 @@ class Training:
     dtype: Dtype
     kl: KlConfig | None = None
     logprob_tolerance: float = 0.01
+    gate: GateConfig | None = None
     save_optimizer: bool = True
 
 
@@ -72,6 +81,7 @@ def train_policy(
         max_tokens_per_micro_batch=execution.max_tokens_per_micro_batch,
         gradient_checkpointing=execution.gradient_checkpointing,
         logprob_tolerance=training.logprob_tolerance,
+        gate=training.gate,
         save_optimizer=training.save_optimizer,
     )
     if trainer.holds != (content, job.shape):

@@ -12,7 +12,7 @@ from pydantic import Field
 
 from schemas.config import ConfigModel
 from stages.policy.sequences import Sequences
-from stages.policy.settings import Dtype, KlConfig, LossConfig, OptimizerConfig, ScheduleConfig
+from stages.policy.settings import Dtype, GateConfig, KlConfig, LossConfig, OptimizerConfig, ScheduleConfig
 
 SEQUENCES, STEPS, PROBE_IDS = "sequences.safetensors", "steps.safetensors", "probe.json"
 PROBE_LOGPROBS = "probe_logprobs.json"
@@ -49,6 +49,7 @@ class Job(ConfigModel):
     max_tokens_per_micro_batch: int
     gradient_checkpointing: bool
     logprob_tolerance: float
+    gate: GateConfig | None = None
     save_optimizer: bool = True
 
     @property

@@ -15,6 +15,7 @@ from stages.policy.kl import ESTIMATORS, k1, k3
 from stages.policy.packing import pack
 from stages.policy.schedule import lr_at
 from stages.policy.sequences import Sequences, plain_sequences, ranges
+from stages.policy.trainer.agreement import agreement, refuse_beyond
 from stages.policy.trainer.forward import Row, entropies_of, logprobs_of, row_of, sampled_logits
 from stages.policy.trainer.job import Job
 from stages.policy.trainer.learner import Learner
@@ -39,6 +40,10 @@ def train(
         for part in micro_batches(batch.take(chosen), job, n_ranks)[rank]:
             loss = micro_batch_loss(learner.engine, reference, job, part, [sums, first] if index == 0 else [sums])
             learner.engine.backward(loss * n_ranks)  # DeepSpeed divides by the number of processes
+        if index == 0 and job.gate is not None:
+            others = np.setdiff1d(np.concatenate(steps), chosen)
+            _compare(learner.engine, job, batch.take(others), first)
+            refuse_beyond(job.gate, agreement(first.over_all_ranks()))
         rate = lr_at(learner.n_steps + 1, job.optimizer.lr, job.schedule)
         norms.append(learner.step(rate))
         progress(index + 1, len(steps))
@@ -112,6 +117,18 @@ def micro_batch_loss(model: Any, reference: Any, job: Job, part: Part, sums: "li
     return loss
 
 
+def _compare(model: Any, job: Job, sequences: Sequences, sums: "Sums") -> None:
+    """Adds what the first step has not compared: the sequences of the later ones, under the same weights."""
+    if not len(sequences.lengths_S):
+        return
+    for part in micro_batches(sequences, job, dist.get_world_size())[dist.get_rank()]:
+        row = row_of(part.sequences, sums.device)
+        logprobs_N = _logprobs_under(model, row)
+        if part.weights_N.any():
+            old_N = torch.from_numpy(part.sequences.logprobs_T[part.sequences.sampled_T]).to(sums.device)
+            sums.compare(logprobs_N - old_N, job.logprob_tolerance)
+
+
 def _logprobs_under(reference: Any, row: Row) -> torch.Tensor:
     with torch.no_grad():
         return logprobs_of(sampled_logits(reference, row), row)
@@ -134,14 +151,18 @@ class Sums:
         entropies_N: torch.Tensor,
         tolerance: float,
     ) -> None:
-        """One micro-batch; ``log_ratio_N`` is NaN where the sampling policy's logprob is not known."""
-        known_N = ~log_ratio_N.isnan()
-        ratio_N = log_ratio_N[known_N].double()
+        """One micro-batch; ``log_ratio_N`` as in ``compare``."""
         self._sum("loss", loss)
         self._sum("tokens", torch.tensor(len(log_ratio_N)))
         self._sum("clipped", token.clipped_T.sum())
         self._sum("counted", token.counted_T.sum())
         self._sum("entropy", entropies_N.double().sum())
+        self.compare(log_ratio_N, tolerance)
+
+    def compare(self, log_ratio_N: torch.Tensor, tolerance: float) -> None:
+        """How far the tokens' logprobs are apart; ``log_ratio_N`` is NaN where the sampling policy's is not known."""
+        known_N = ~log_ratio_N.isnan()
+        ratio_N = log_ratio_N[known_N].double()
         self._sum("known", known_N.sum())
         self._sum("k1", k1(-ratio_N).sum())
         self._sum("k3", k3(-ratio_N).sum())
@@ -171,8 +192,8 @@ def _measurements(
     """The metrics by name.
 
     ``tokens`` are sampled ones, counted once an epoch; ``loss`` and ``grad_norm`` (before clipping) are means over
-    optimizer steps; ``kl`` (k3) and ``kl_k1`` estimate KL(sampling || trained) over all steps, ``sampler_trainer_…``
-    over the first step alone, in which nothing has been learnt yet: there any difference is the engines'.
+    optimizer steps; ``kl`` (k3) and ``kl_k1`` estimate KL(sampling || trained) over all steps; ``sampler_trainer_…``
+    (see ``agreement.py``) are of the tokens of the first step, and with a gate of all, before anything is learnt.
     """
     tokens = every["tokens"]
     measured = {
@@ -191,13 +212,6 @@ def _measurements(
     if job.objective == "policy_gradient":
         measured["clip_fraction"] = every["clipped"] / tokens
         measured["ratio_kept_fraction"] = every["counted"] / tokens
-    if first["known"]:
-        measured |= {
-            "kl": every["k3"] / every["known"],
-            "kl_k1": every["k1"] / every["known"],
-            "sampler_trainer_kl": first["k3"] / first["known"],
-            "sampler_trainer_kl_k1": first["k1"] / first["known"],
-            "sampler_trainer_logprob_diff_max": first["largest"],
-            "sampler_trainer_off_fraction": first["off"] / first["known"],
-        }
-    return measured
+    if every["known"]:
+        measured |= {"kl": every["k3"] / every["known"], "kl_k1": every["k1"] / every["known"]}
+    return measured | agreement(first)

@@ -122,15 +122,6 @@ def test_a_policy_that_was_passed_on_keeps_its_optimizer(made: Inputs) -> None:
     assert "optimizer/optimizer.safetensors" in contents_of(passed)
 
 
-def test_episodes_that_were_cut_off_can_be_left_out(made: Inputs) -> None:
-    store, policy, *_ = made
-    rollouts = rollouts_of(store, policy, episodes={"status": "truncated"})
-    new = updated(store, policy, rollouts, advantages_of(store, rollouts), mask_truncated=True)
-    metrics = metrics_of(store, new)
-    assert (metrics["trajectories_masked"], metrics["trajectories_trained"]) == (12, 0)
-    assert metrics_of(store, updated(store, policy, rollouts, advantages_of(store, rollouts)))["tokens"] > 0
-
-
 def test_a_penalty_against_the_policy_itself_pulls_at_nothing(made: Inputs) -> None:
     store, policy, *_ = made
     kl = {"coefficient": 1.0, "estimator": "k3", "against": "reference"}
