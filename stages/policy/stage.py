@@ -87,8 +87,8 @@ class PolicyStage(Stage[PolicyConfig, TrainerExecution]):
         policy = inputs.manifest("policy").ref
         if config.gate is not None and sampled_by is not None and policy not in sampled_by:
             raise ConfigError(
-                f"the gate compares sampler and trainer under one policy: {rollouts} was sampled by {sampled_by[0]}, and "
-                f"{policy} is to be updated, so what was learnt between the two would count as a difference",
+                f"the gate compares sampler and trainer under one policy: {rollouts} was sampled by {sampled_by[0]}, "
+                f"and {policy} is to be updated, so what was learnt between the two would count as a difference",
                 hint="leave gate out where rollouts are of an earlier policy; the metrics sampler_trainer_… are told",
             )
         needs_reference = config.kl is not None and config.kl.against == "reference"
