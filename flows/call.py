@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from flows.policies import policy_inputs
 from flows.registry import stage_named
 from schemas.artifacts import Manifest
 from schemas.config import nearest, validated
@@ -66,6 +67,9 @@ def _completed(store: Store, stage: Stage[Any, Any], given: dict[str, list[Manif
                 f"stage {stage.name} needs the input {name!r} (an artifact of kind {spec.kind}){several}",
                 hint=f"give it: {name}=REF",
             )
+    if "base" in stage.inputs and "base" not in inputs:
+        for policy in inputs["policy"]:
+            inputs |= policy_inputs(store, policy)
     return inputs
 
 
@@ -75,7 +79,8 @@ def _ancestors(store: Store, manifests: Sequence[Manifest], kind: str) -> list[M
     for manifest in manifests:
         level = [manifest]
         while level:
-            parents = [store.manifest(ref) for above in level for refs in above.inputs.values() for ref in refs]
+            above = [(name, ref) for one in level for name, refs in one.inputs.items() for ref in refs]
+            parents = [store.manifest(ref) for name, ref in above if name != "base"]  # it follows from its adapter
             hits = [parent for parent in parents if parent.kind == kind]
             if hits:
                 found.update({hit.key: hit for hit in hits})

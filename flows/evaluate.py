@@ -7,6 +7,7 @@ from prefect import flow
 
 from flows.begin import starting_policy, tasks_of
 from flows.execute import Executor
+from flows.policies import policy_inputs
 from flows.progress import Reporter
 from flows.recipes import EvaluateRecipe, load_recipe
 from flows.resolve import resolve
@@ -46,7 +47,9 @@ def evaluate_run(store: Store, recipe: EvaluateRecipe, run: str, reporter: Repor
     )
     tasks = tasks_of(executor, recipe)
     policy = starting_policy(executor, recipe)
-    rollouts = executor.run("rollouts", recipe.rollouts, how.rollouts, {"tasks": [tasks], "policy": [policy]})
+    rollouts = executor.run(
+        "rollouts", recipe.rollouts, how.rollouts, {"tasks": [tasks], **policy_inputs(store, policy)}
+    )
     rewards = executor.run("rewards", recipe.rewards, how.rewards, {"tasks": [tasks], "rollouts": [rollouts]})
     report = executor.run(
         "report", recipe.report, how.report, {"tasks": [tasks], "rollouts": [rollouts], "rewards": [rewards]}

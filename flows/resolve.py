@@ -5,13 +5,15 @@ So a mistake is refused before anything is written. Knows nothing of Prefect: a 
 
 from typing import TypeVar
 
-from flows.recipes import Execution, Recipe, StartingPolicy
+from flows.policies import policy_inputs
+from flows.recipes import Execution, Recipe, StartingPolicy, TrainRecipe
 from flows.registry import stage_named
 from schemas.config import ConfigModel, nearest
 from schemas.errors import ConfigError, NotFoundError
 from stages.artifacts import commit
 from stages.artifacts.store import Store
 from stages.policy.importing import ImportExecution
+from stages.policy.lora import check_lora
 from stages.rewards.graders import GRADERS
 from stages.rollouts.agents import AGENTS
 from stages.tasks.stage import TasksConfig, TasksExecution
@@ -35,6 +37,9 @@ def resolve(store: Store, recipe: RecipeT) -> RecipeT:
     tasks = _resolved_tasks(store, recipe.tasks, how.tasks)
     _refuse_names_in_tasks(recipe, tasks)
     changed: dict[str, ConfigModel] = {"tasks": tasks, "policy": _resolved_policy(store, recipe.policy, how)}
+    if isinstance(recipe, TrainRecipe) and recipe.policy.ref is not None:
+        start = store.resolve(recipe.policy.ref, kind="policy")
+        check_lora(store.inputs(policy_inputs(store, start)), recipe.update.lora)
     for section, stage in _SECTIONS.items():
         if section in type(recipe).model_fields:
             changed[section] = _resolved(stage, getattr(recipe, section), getattr(how, stage))

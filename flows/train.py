@@ -8,6 +8,7 @@ from prefect import flow
 from flows.begin import starting_policy, tasks_of
 from flows.display import shown
 from flows.execute import Executor
+from flows.policies import policy_inputs
 from flows.progress import Reporter
 from flows.recipes import TrainRecipe, load_recipe
 from flows.resolve import resolve
@@ -83,7 +84,7 @@ def _iterate(
         "rollouts",
         _with_batch(recipe.rollouts, tasks, iteration),
         how.rollouts,
-        {"tasks": [tasks], "policy": [policy]},
+        {"tasks": [tasks], **policy_inputs(executor.store, policy)},
         title=f"{where}: rollouts",
     )
     rewards = executor.run(
@@ -101,7 +102,7 @@ def _iterate(
         recipe.update,
         how.policy,
         {
-            "policy": [policy],
+            **policy_inputs(executor.store, policy),
             "rollouts": [rollouts],
             "advantages": [advantages],
             "reference": [start] if against_start else [],

@@ -6,10 +6,14 @@ from pathlib import Path
 
 from schemas.artifacts import Manifest
 from schemas.errors import InputError
+from stages.artifacts.adapters import ADAPTER, base_of
 from stages.artifacts.stage import FileOutput
 
 CHECKPOINT, OPTIMIZER = "checkpoint", "optimizer"
 WEIGHTS_FILE, OPTIMIZER_FILE = "model.safetensors", "optimizer.safetensors"
+ADAPTER_FILE, ADAPTER_CONFIG = "adapter_model.safetensors", "adapter_config.json"
+ADAPTER_PREFIX = "base_model.model."
+"""Before the name of a parameter in an adapter's file: so PEFT writes it, and vLLM reads it."""
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "spiece.model")
 TEMPLATE_FILE = "chat_template.jinja"
 _COMPANIONS = (".json", ".jinja", ".txt", ".model")
@@ -63,12 +67,15 @@ def outputs(folder: Path, part: str) -> list[FileOutput]:
 
 def content_of(policy: Manifest) -> str:
     """Hash of a stored policy's weights and optimizer state."""
-    weights = [entry.sha256 for entry in policy.table_files(CHECKPOINT) if entry.name.endswith(".safetensors")]
-    return content_hash(weights + [entry.sha256 for entry in policy.table_files(OPTIMIZER)])
+    base = base_of(policy)
+    files = policy.table_files(CHECKPOINT if base is None else ADAPTER)
+    weights = [entry.sha256 for entry in files if entry.name.endswith(".safetensors")]
+    optimizer = [entry.sha256 for entry in policy.table_files(OPTIMIZER)]
+    return content_hash(([] if base is None else [base.digest]) + weights + optimizer)
 
 
 def content_hash(digests: list[str]) -> str:
-    """Hash of files by their hashes, in order: weights, then the optimizer's where there are any."""
+    """Hash of a policy by the hashes of, in order: its base if it is an adapter, weights, the optimizer's if any."""
     return hashlib.sha256("\n".join(digests).encode()).hexdigest()
 
 

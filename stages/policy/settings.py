@@ -88,6 +88,17 @@ class ScheduleConfig(ConfigModel):
         return self
 
 
+class LoraConfig(ConfigModel):
+    """A low-rank adapter (arXiv:2106.09685) that is trained in place of the weights, which stay as they are."""
+
+    rank: int = Field(default=16, ge=1, le=512)
+    """Of the two matrices beside each layer."""
+    alpha: int = Field(default=32, ge=1)
+    """What the adapter adds is scaled by ``alpha / rank``."""
+    target_modules: list[str] | None = Field(default=None, min_length=1)
+    """Last parts of the names of the linear layers that get one (``q_proj``, …). None: all of the decoder."""
+
+
 class GateConfig(ConfigModel):
     """How far apart sampler and trainer may be; beyond it the update is given up before its first step.
 

@@ -11,11 +11,14 @@ from pydantic import Field, model_validator
 from schemas.artifacts import ShardPlan
 from schemas.config import ConfigModel
 from schemas.errors import ConfigError, InputError
+from stages.artifacts.adapters import check_base
 from stages.artifacts.stage import Inputs, InputSpec, ShardOutput, Stage, Work
+from stages.policy.lora import check_lora
 from stages.policy.settings import (
     Dtype,
     GateConfig,
     KlConfig,
+    LoraConfig,
     LossConfig,
     OptimizerConfig,
     ScheduleConfig,
@@ -39,6 +42,8 @@ class PolicyConfig(ConfigModel):
     schedule: ScheduleConfig = ScheduleConfig()
     dtype: Dtype = "float32"
     """Of the weights and the computation. In bfloat16 the optimizer keeps float32 master weights."""
+    lora: LoraConfig | None = None
+    """An adapter is trained, and the policy that comes out is one. None: all weights are."""
     logprob_tolerance: float = Field(default=0.01, gt=0)
     """A token whose logprob differs by more between sampler and trainer counts as off, in the metrics and the gate."""
     gate: GateConfig | None = None
@@ -62,6 +67,7 @@ class PolicyStage(Stage[PolicyConfig, TrainerExecution]):
         "policy": InputSpec("policy"),
         "rollouts": InputSpec("rollouts"),
         "advantages": InputSpec("advantages"),
+        "base": InputSpec("policy", optional=True),
         "reference": InputSpec("policy", optional=True),
     }
     tables = ("probe", "metrics")
@@ -69,6 +75,8 @@ class PolicyStage(Stage[PolicyConfig, TrainerExecution]):
     Execution = TrainerExecution
 
     def check(self, inputs: Inputs, config: PolicyConfig, execution: TrainerExecution) -> None:
+        check_base(inputs)
+        check_lora(inputs, config.lora)
         advantages = inputs.manifest("advantages")
         made_for = advantages.summary.get("objective")
         if made_for is not None and made_for != config.objective:
@@ -132,6 +140,7 @@ class PolicyStage(Stage[PolicyConfig, TrainerExecution]):
             optimizer=config.optimizer,
             schedule=config.schedule,
             dtype=config.dtype,
+            lora=config.lora,
             logprob_tolerance=config.logprob_tolerance,
             gate=config.gate,
         )

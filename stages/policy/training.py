@@ -10,6 +10,7 @@ from typing import Literal
 
 import numpy as np
 
+from stages.artifacts.adapters import ADAPTER, base_of, policy_folders
 from stages.artifacts.stage import FileOutput, Inputs, ShardOutput, Work
 from stages.policy.checkpoint import CHECKPOINT, OPTIMIZER, OPTIMIZER_FILE, content_of, outputs
 from stages.policy.metrics import metrics_table
@@ -19,6 +20,7 @@ from stages.policy.settings import (
     Dtype,
     GateConfig,
     KlConfig,
+    LoraConfig,
     LossConfig,
     OptimizerConfig,
     ScheduleConfig,
@@ -40,6 +42,8 @@ class Training:
     optimizer: OptimizerConfig
     schedule: ScheduleConfig
     dtype: Dtype
+    lora: LoraConfig | None = None
+    """None: all weights are trained."""
     kl: KlConfig | None = None
     logprob_tolerance: float = 0.01
     gate: GateConfig | None = None
@@ -64,10 +68,13 @@ def train_policy(
     batch, out = work.scratch / "batch", work.scratch / "out"
     write_batch(batch, training.sequences, training.steps, probe_ids)
     trainer = trainer_for(execution)
-    content = content_of(inputs.manifest("policy"))
+    policy = inputs.manifest("policy")
+    content = content_of(policy)
     against_reference = training.kl is not None and training.kl.against == "reference"
     job = Job(
         source=Source(content=content, checkpoint=None, optimizer=None),
+        base=None if training.lora is None else base_of(policy) or policy.ref,
+        lora=training.lora,
         reference=_source(inputs, "reference") if against_reference else None,
         batch=batch,
         out=out,
@@ -85,10 +92,14 @@ def train_policy(
         save_optimizer=training.save_optimizer,
     )
     if trainer.holds != (content, job.shape):
-        job = job.model_copy(update={"source": _source(inputs, "policy")})
+        source = _source(inputs, "policy")
+        if training.lora is not None and source.adapter is None:  # what was stored is of other weights
+            source = source.model_copy(update={"optimizer": None})
+        job = job.model_copy(update={"source": source})
     result = Result.model_validate(trainer.run(job.model_dump(mode="json"), work.progress))
     trainer.holds = None if result.content is None else (result.content, job.shape)
-    files = outputs(out / CHECKPOINT, CHECKPOINT)
+    part = CHECKPOINT if training.lora is None else ADAPTER
+    files = outputs(out / part, part)
     if training.save_optimizer:
         files += outputs(out / OPTIMIZER, OPTIMIZER)
     return ShardOutput(
@@ -103,8 +114,10 @@ def train_policy(
 
 def passed_on(stage: str, inputs: Inputs, metrics: Mapping[str, float | None]) -> ShardOutput:
     """The input policy as it is, where there was nothing to train on."""
-    files: list[FileOutput] = outputs(inputs.folder("policy", CHECKPOINT), CHECKPOINT)
-    if inputs.manifest("policy").table_files(OPTIMIZER):
+    policy = inputs.manifest("policy")
+    part = CHECKPOINT if base_of(policy) is None else ADAPTER
+    files: list[FileOutput] = outputs(inputs.folder("policy", part), part)
+    if policy.table_files(OPTIMIZER):
         files += outputs(inputs.folder("policy", OPTIMIZER), OPTIMIZER)
     probe = inputs.scan("policy", "probe").sort("probe_id").collect()
     return ShardOutput(
@@ -120,8 +133,10 @@ def passed_on(stage: str, inputs: Inputs, metrics: Mapping[str, float | None]) -
 def _source(inputs: Inputs, name: str) -> Source:
     manifest = inputs.manifest(name)
     has_optimizer = name == "policy" and bool(manifest.table_files(OPTIMIZER))
+    checkpoint, adapter = policy_folders(inputs, name)
     return Source(
         content=content_of(manifest),
-        checkpoint=inputs.folder(name, CHECKPOINT),
+        checkpoint=checkpoint,
+        adapter=adapter,
         optimizer=inputs.folder(name, OPTIMIZER) / OPTIMIZER_FILE if has_optimizer else None,
     )

@@ -11,6 +11,7 @@ from pydantic import Field, field_validator
 from schemas.artifacts import ShardPlan
 from schemas.config import ConfigModel
 from schemas.errors import InputError
+from stages.artifacts.adapters import base_of
 from stages.artifacts.stage import Inputs, InputSpec, ShardOutput, Stage, Work
 from stages.policy.settings import Dtype, LossConfig, OptimizerConfig, ScheduleConfig, TrainerExecution
 
@@ -55,6 +56,11 @@ class WarmstartStage(Stage[WarmstartConfig, TrainerExecution]):
     def check(self, inputs: Inputs, config: WarmstartConfig, execution: TrainerExecution) -> None:
         import polars as pl
 
+        if base_of(inputs.manifest("policy")) is not None:
+            raise InputError(
+                f"{inputs.manifest('policy').ref} is an adapter, and a warm start trains all weights",
+                hint="warm-start its base, or merge it with `rollmill policy export` and import that",
+            )
         without = inputs.scan("tasks", "tasks").filter(pl.col("answer").is_null()).select("task_id").head(3).collect()
         if without.height:
             raise InputError(

@@ -14,6 +14,7 @@ from schemas.config import nearest
 from schemas.errors import ConfigError, InputError
 from schemas.loading import is_user_code
 from schemas.records import Task
+from stages.artifacts.adapters import check_base, policy_folders
 from stages.artifacts.stage import Inputs, InputSpec, ShardOutput, Stage, Work
 from stages.rollouts.agents import FIRST_MESSAGES, SETTINGS, agent_named, agent_version
 from stages.rollouts.config import RolloutsConfig, RolloutsExecution
@@ -35,7 +36,11 @@ class RolloutsStage(Stage[RolloutsConfig, RolloutsExecution]):
     kind: ClassVar[str] = "rollouts"
     version: ClassVar[int] = 1
     stochastic: ClassVar[bool] = True
-    inputs: ClassVar[dict[str, InputSpec]] = {"tasks": InputSpec("tasks"), "policy": InputSpec("policy")}
+    inputs: ClassVar[dict[str, InputSpec]] = {
+        "tasks": InputSpec("tasks"),
+        "policy": InputSpec("policy"),
+        "base": InputSpec("policy", optional=True),
+    }
     tables: ClassVar[tuple[str, ...]] = ("episodes", "steps")
     Config: ClassVar[type[RolloutsConfig]] = RolloutsConfig
     Execution: ClassVar[type[RolloutsExecution]] = RolloutsExecution
@@ -48,6 +53,12 @@ class RolloutsStage(Stage[RolloutsConfig, RolloutsExecution]):
     def check(self, inputs: Inputs, config: RolloutsConfig, execution: RolloutsExecution) -> None:
         from stages.rollouts.chat_template import chat_template_in
 
+        check_base(inputs)
+        if isinstance(config.engine, VllmConfig) and inputs.manifests("base"):
+            raise ConfigError(
+                f"{inputs.manifest('policy').ref} is an adapter, which vLLM workers do not serve yet",
+                hint="set engine.type=transformers, or merge it with `rollmill policy export` and import that",
+            )
         names = [config.agent] if config.agent is not None else _agents_of_tasks(inputs)
         for name in names:
             agent_named(name)
@@ -62,7 +73,7 @@ class RolloutsStage(Stage[RolloutsConfig, RolloutsExecution]):
             )
         if isinstance(config.engine, VllmConfig) and not isinstance(execution.vllm.workers, list):
             vllm_python(execution.vllm)
-        template = chat_template_in(inputs.folder("policy", "checkpoint"))
+        template = chat_template_in(policy_folders(inputs)[0])
         for text in config.sampling.stop:
             template.token_id(text)
         _probe(inputs)
@@ -185,8 +196,9 @@ def _attempts(tasks: list[Task], config: RolloutsConfig, work: Work) -> Iterator
 def _policy(inputs: Inputs) -> Any:
     from stages.rollouts.engines.base import PolicyFiles
 
-    folder = inputs.folder("policy", "checkpoint")
-    return PolicyFiles(inputs.manifest("policy").key, folder, _probe(inputs))
+    folder, adapter = policy_folders(inputs)
+    manifest = inputs.manifest("policy")
+    return PolicyFiles(manifest.key, folder, _probe(inputs), adapter, manifest.digest)
 
 
 def _probe(inputs: Inputs) -> Any:
@@ -228,7 +240,7 @@ def _refuse_long_prompts(inputs: Inputs, config: RolloutsConfig, task_ids: list[
     from stages.rollouts.chat_template import chat_template_in
     from stages.rollouts.checkpoint import context_length_of
 
-    folder = inputs.folder("policy", "checkpoint")
+    folder, _ = policy_folders(inputs)
     template, context = chat_template_in(folder), context_length_of(folder)
     if isinstance(config.engine, VllmConfig):
         context = min(context, config.engine.args.get("max_model_len") or context)

@@ -10,9 +10,10 @@ from typing import Literal
 import numpy as np
 from pydantic import Field
 
+from schemas.artifacts import Ref
 from schemas.config import ConfigModel
 from stages.policy.sequences import Sequences
-from stages.policy.settings import Dtype, GateConfig, KlConfig, LossConfig, OptimizerConfig, ScheduleConfig
+from stages.policy.settings import Dtype, GateConfig, KlConfig, LoraConfig, LossConfig, OptimizerConfig, ScheduleConfig
 
 SEQUENCES, STEPS, PROBE_IDS = "sequences.safetensors", "steps.safetensors", "probe.json"
 PROBE_LOGPROBS = "probe_logprobs.json"
@@ -24,7 +25,9 @@ class Source(ConfigModel):
     content: str
     """Hash of its weights and optimizer files: a trainer that holds them need not read them."""
     checkpoint: Path | None
-    """Folder; None: the trainer holds it."""
+    """Folder; None: the trainer holds it. Of an adapter, its base's."""
+    adapter: Path | None = None
+    """Folder; None: the policy has weights of its own."""
     optimizer: Path | None
     """File; None: the trainer holds it, or there is none."""
 
@@ -33,6 +36,10 @@ class Job(ConfigModel):
     """One training: optimizer steps over given sequences."""
 
     source: Source
+    base: Ref | None = None
+    """To which the adapter that is trained belongs; None where ``lora`` is."""
+    lora: LoraConfig | None = None
+    """None: all weights are trained."""
     reference: Source | None = None
     """The policy that the penalty measures against; None: none is needed."""
     batch: Path
@@ -58,12 +65,13 @@ class Job(ConfigModel):
         return max(1, self.zero_stage) if self.dtype == "bfloat16" else self.zero_stage
 
     @property
-    def shape(self) -> tuple[str, int, bool, float | None]:
+    def shape(self) -> tuple[str, int, bool, float | None, str | None]:
         """What a learner is built for; a job of another shape needs another learner."""
         stage = self.effective_zero_stage
         # with partitions DeepSpeed clips, and reads the limit once; without, the learner clips by itself
         limit = self.optimizer.max_grad_norm if stage > 0 else None
-        return self.dtype, stage, self.gradient_checkpointing, limit
+        trained = None if self.lora is None else self.lora.model_dump_json()
+        return self.dtype, stage, self.gradient_checkpointing, limit, trained
 
 
 class Result(ConfigModel):

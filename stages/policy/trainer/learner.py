@@ -6,7 +6,9 @@ from typing import Any
 import torch
 
 from schemas.errors import InputError, StageFailed
+from stages.artifacts.adapters import ADAPTER
 from stages.policy.checkpoint import (
+    ADAPTER_FILE,
     CHECKPOINT,
     OPTIMIZER,
     OPTIMIZER_FILE,
@@ -18,6 +20,7 @@ from stages.policy.checkpoint import (
 from stages.policy.sequences import plain_sequences
 from stages.policy.settings import OptimizerConfig
 from stages.policy.trainer import optimizer_state
+from stages.policy.trainer.adapter import begin_adapter, write_adapter
 from stages.policy.trainer.forward import logprobs_of, row_of, sampled_logits
 from stages.policy.trainer.job import Job
 from stages.policy.trainer.model import load_model, save_model, whole_parameters
@@ -32,6 +35,7 @@ class Learner:
         if job.source.checkpoint is None:
             raise InputError("the trainer no longer holds the policy, and was given no checkpoint to load")
         self.shape = job.shape
+        self._base = job.base
         self._companions = companions_of(job.source.checkpoint)
         self.engine = _engine(job)
         self._grad_norm = 0.0
@@ -89,7 +93,7 @@ class Learner:
         return [part.tolist() for part in torch.split(logprobs.cpu(), [len(one) - 1 for one in ids])]
 
     def save(self, out: Path, *, with_optimizer: bool, write: bool) -> str:
-        """Writes checkpoint and optimizer below ``out``; returns the hash of both where it wrote.
+        """Writes checkpoint or adapter, and optimizer, below ``out``; returns the hash of the policy where it wrote.
 
         Args:
             write: true in one process; the others only take part in gathering.
@@ -100,22 +104,27 @@ class Learner:
         state = optimizer_state.collect(self.engine)
         if not write:
             return ""
-        save_model(self.engine.module, weights, out / CHECKPOINT)
-        for name, content in self._companions.items():
-            (out / CHECKPOINT / name).write_bytes(content)
-        files = [out / CHECKPOINT / WEIGHTS_FILE]
+        if self._base is not None:
+            write_adapter(self.engine.module, weights, f"{self._base.kind}/{self._base.key}", out / ADAPTER)
+            files = [out / ADAPTER / ADAPTER_FILE]
+        else:
+            save_model(self.engine.module, weights, out / CHECKPOINT)
+            for name, content in self._companions.items():
+                (out / CHECKPOINT / name).write_bytes(content)
+            files = [out / CHECKPOINT / WEIGHTS_FILE]
         if with_optimizer:
             (out / OPTIMIZER).mkdir()
             files.append(out / OPTIMIZER / OPTIMIZER_FILE)
             save_file({name: tensor.contiguous() for name, tensor in state.items()}, files[-1])
-        return content_hash([sha256_of(file) for file in files])
+        base = [] if self._base is None else [self._base.digest]
+        return content_hash(base + [sha256_of(file) for file in files])
 
     def destroy(self) -> None:
         """Gives the memory back."""
         self.engine.destroy()
 
     def _clip(self, *_: Any) -> None:
-        parameters = list(self.engine.module.parameters())
+        parameters = [one for one in self.engine.module.parameters() if one.requires_grad]
         limit = self._max_grad_norm if self._max_grad_norm is not None else float("inf")
         self._grad_norm = float(torch.nn.utils.clip_grad_norm_(parameters, limit))
 
@@ -124,12 +133,14 @@ def _engine(job: Job) -> Any:
     import deepspeed
 
     assert job.source.checkpoint is not None
-    model = load_model(job.source.checkpoint, DTYPES[job.dtype], trained=True)
+    model = load_model(job.source.checkpoint, DTYPES[job.dtype], trained=True, adapter=job.source.adapter)
+    if job.lora is not None and job.source.adapter is None:
+        begin_adapter(model, job.lora)
     if job.source.optimizer is not None and job.dtype == "float32":
         optimizer_state.take_up_master(model, job.source.optimizer)
     if job.gradient_checkpointing:
         model.gradient_checkpointing_enable({"use_reentrant": False})
-    parameters = list(model.parameters())
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     groups = [
         {"params": [p for p in parameters if (p.ndim > 1) == decays], "decays": decays} for decays in (True, False)
     ]

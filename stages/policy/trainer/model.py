@@ -12,14 +12,17 @@ import torch
 from schemas.errors import InputError
 from stages.policy.sequences import plain_sequences
 from stages.policy.trainer import attention
+from stages.policy.trainer.adapter import take_up_adapter
 from stages.policy.trainer.forward import logprobs_of, row_of, sampled_logits
 
 TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.3}
 
 
-def load_model(folder: Path, dtype: torch.dtype, *, trained: bool) -> Any:
+def load_model(folder: Path, dtype: torch.dtype, *, trained: bool, adapter: Path | None = None) -> Any:
     """The model, in evaluation mode unless it is trained; dropout is off in both.
 
+    Args:
+        adapter: folder of an adapter to put on it; None: none.
     Raises:
         InputError: transformers cannot load it, or its attention cannot be packed.
     """
@@ -35,6 +38,8 @@ def load_model(folder: Path, dtype: torch.dtype, *, trained: bool) -> Any:
             module.p = 0.0
     model.eval()
     _use_packed_attention(model, folder)
+    if adapter is not None:
+        take_up_adapter(model, adapter)
     model.train(trained)
     return model
 
@@ -78,13 +83,14 @@ def save_model(model: Any, weights: dict[str, torch.Tensor], folder: Path) -> No
 
 
 def whole_parameters(model: Any, *, partitioned: bool) -> dict[str, torch.Tensor]:
-    """Every parameter whole and on the CPU; all processes must call it together."""
+    """Every parameter that is trained, whole and on the CPU; all processes must call it together."""
+    trained = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
     if not partitioned:
-        return {name: parameter.detach().cpu() for name, parameter in model.named_parameters()}
+        return {name: parameter.detach().cpu() for name, parameter in trained}
     import deepspeed
 
     whole = {}
-    for name, parameter in model.named_parameters():
+    for name, parameter in trained:
         with deepspeed.zero.GatheredParameters([parameter]):
             whole[name] = parameter.detach().cpu().clone()
     return whole

@@ -43,7 +43,7 @@ def restore(engine: Any, file: Path) -> None:
     with safe_open(file, framework="pt") as stored:
         begin(engine, int(stored.get_tensor(STEP).item()))
         present = set(stored.keys())
-        for name, parameter in engine.module.named_parameters():
+        for name, parameter in _trained(engine):
             missing = [moment for moment in MOMENTS if f"{moment}/{name}" not in present]
             if missing:
                 raise ValueError(f"{file} holds no {missing[0]} of the parameter {name}")
@@ -73,7 +73,7 @@ def collect(engine: Any) -> dict[str, torch.Tensor]:
     from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_optimizer_state
 
     state = {STEP: torch.tensor(step_count(engine), dtype=torch.int64)}
-    for name, parameter in engine.module.named_parameters():
+    for name, parameter in _trained(engine):
         for moment in MOMENTS:
             if engine.zero_optimization_stage() == 0:
                 value = engine.basic_optimizer.state[parameter][moment]
@@ -83,6 +83,10 @@ def collect(engine: Any) -> dict[str, torch.Tensor]:
         if engine.bfloat16_enabled():
             state[f"{MASTER}/{name}"] = safe_get_full_fp32_param(parameter).detach().cpu()
     return state
+
+
+def _trained(engine: Any) -> list[tuple[str, torch.nn.Parameter]]:
+    return [(name, one) for name, one in engine.module.named_parameters() if one.requires_grad]
 
 
 def _flat_parameters(engine: Any) -> list[torch.Tensor]:

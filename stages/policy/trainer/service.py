@@ -71,6 +71,8 @@ class Service:
         wanted = (job.reference.content, job.dtype)
         if self._reference is None or self._reference[0] != wanted:
             assert job.reference.checkpoint is not None
-            model = load_model(job.reference.checkpoint, DTYPES[job.dtype], trained=False).to(learner.device)
-            self._reference = (wanted, model)
+            model = load_model(
+                job.reference.checkpoint, DTYPES[job.dtype], trained=False, adapter=job.reference.adapter
+            )
+            self._reference = (wanted, model.to(learner.device))
         return self._reference[1]

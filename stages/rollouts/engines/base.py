@@ -87,8 +87,17 @@ class PolicyFiles:
     policy_id: str
     """Key of the policy artifact."""
     folder: Path
-    """Hugging Face checkpoint."""
+    """Hugging Face checkpoint; of an adapter, its base's. Its path is another one for another content."""
     probe: Probe = field(repr=False)
+    adapter: Path | None = None
+    """Folder of a LoRA adapter as PEFT writes it; None: the policy has weights of its own."""
+    digest: str = ""
+    """Of the policy artifact; an adapter's name at a server is made of it."""
+
+    @property
+    def adapter_name(self) -> str:
+        """What a server calls the adapter: nothing else has this name, whatever was loaded before."""
+        return f"policy-{self.digest or self.policy_id}"
 
 
 class EngineFault(StageFailed):

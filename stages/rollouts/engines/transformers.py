@@ -19,6 +19,7 @@ from transformers.utils import logging as transformers_logging
 
 from schemas.errors import InputError, StageFailed
 from stages.rollouts.checkpoint import context_length_of
+from stages.rollouts.engines.adapter import Adapter
 from stages.rollouts.engines.base import (
     Engine,
     EngineFault,
@@ -62,6 +63,9 @@ class TransformersEngine(Engine):
         self._max_batch = max_batch
         self._tolerance = probe_tolerance
         self._model: Any = None
+        self._folder: Path | None = None
+        """Of the model's weights."""
+        self._adapter: Adapter | None = None
         self._cache = SlotCache(max_batch)
         self._context_length: int | None = None
         self._batch = Batch(max_batch)
@@ -229,8 +233,7 @@ class TransformersEngine(Engine):
 
     def _take_policy(self, policy: PolicyFiles) -> None:
         self._context_length = context_length_of(policy.folder)
-        self._model = None  # frees the memory first
-        self._model = _loaded_model(policy.folder, self._dtype).to(self._device).eval()
+        self._put_on_model(policy)
         self._cache = SlotCache(self._max_batch)
         in_one_pass = [self._sequence_logprobs(ids) for ids in policy.probe.ids]
         decoded = [self._decoded_logprobs(ids) for ids in policy.probe.ids]
@@ -240,6 +243,18 @@ class TransformersEngine(Engine):
         ]
         error = max(probe_error(found, policy.probe) for found in (in_one_pass, with_tails))
         refuse_probe(self.name, policy, error, self._tolerance)
+
+    def _put_on_model(self, policy: PolicyFiles) -> None:
+        """Loads what is not there yet: an adapter and its base, or two adapters of one, share their weights."""
+        if self._adapter is not None:
+            self._adapter.remove()
+        self._adapter = None
+        if self._model is None or self._folder != policy.folder:
+            self._model = None  # frees the memory first
+            self._model = _loaded_model(policy.folder, self._dtype).to(self._device).eval()
+            self._folder = policy.folder
+        if policy.adapter is not None:
+            self._adapter = Adapter(self._model, policy.adapter)
 
     def _sequence_logprobs(self, ids: np.ndarray) -> np.ndarray:
         """Of ``ids[1:]``, each after all before it, in one pass."""

@@ -73,11 +73,14 @@ def updated(
     *,
     execution: TrainerExecution = EXECUTION,
     reference: Manifest | None = None,
+    base: Manifest | None = None,
     **config: Any,
 ) -> Manifest:
     """The policy after one update."""
     settings = PolicyConfig.model_validate({"optimizer": {"lr": 1e-3}} | config)
     inputs = {"policy": [policy], "rollouts": [rollouts], "advantages": [advantages]}
+    if base is not None:
+        inputs["base"] = [base]
     if reference is not None:
         inputs["reference"] = [reference]
     return materialise(store, Request(UPDATE, settings, execution, inputs)).manifest
@@ -90,15 +93,17 @@ def metrics_of(store: Store, policy: Manifest) -> dict[str, float]:
 
 
 def weights_of(store: Store, policy: Manifest) -> dict[str, np.ndarray]:
-    """Its weights by name."""
+    """Its weights by name; of an adapter, its own."""
     from safetensors.numpy import load_file
 
+    if policy.table_files("adapter"):
+        return load_file(store.folder(policy, "adapter") / "adapter_model.safetensors")
     return load_file(store.folder(policy, "checkpoint") / "model.safetensors")
 
 
 def contents_of(policy: Manifest) -> dict[str, str]:
-    """Checksums of the files of checkpoint and optimizer, by name."""
-    return {f"{f.table}/{f.name}": f.sha256 for f in policy.files if f.table in ("checkpoint", "optimizer")}
+    """Checksums of the files of checkpoint or adapter, and optimizer, by name."""
+    return {f"{f.table}/{f.name}": f.sha256 for f in policy.files if f.rows is None}
 
 
 def _logprobs(folder: Path, steps: list[dict[str, Any]]) -> list[list[float]]:

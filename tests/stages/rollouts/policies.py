@@ -74,3 +74,25 @@ def make_policy(folder: Path, seed: int = 0, **settings: object) -> PolicyFiles:
     ids = [random.integers(3, 300, size=size).astype(np.int32) for size in (20, 11)]
     probe = Probe(ids=ids, logprobs=[forward_logprobs(folder, sequence) for sequence in ids])
     return PolicyFiles(policy_id=f"{seed:064x}", folder=folder, probe=probe)
+
+
+def make_adapter(base: PolicyFiles, folder: Path, seed: int, rank: int = 4) -> PolicyFiles:
+    """A random adapter of all linear layers, made by PEFT, with the probe that PEFT's model computes."""
+    from peft import LoraConfig, get_peft_model
+
+    torch.manual_seed(seed)
+    settings = LoraConfig(r=rank, lora_alpha=2 * rank, target_modules="all-linear", task_type="CAUSAL_LM")
+    model = get_peft_model(AutoModelForCausalLM.from_pretrained(base.folder), settings).eval()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "lora_B" in name:
+                parameter.normal_(0, 0.3)
+    model.peft_config["default"].base_model_name_or_path = None
+    model.save_pretrained(str(folder))
+    logprobs = []
+    for ids in base.probe.ids:
+        with torch.no_grad():
+            logits = model(input_ids=torch.from_numpy(ids.astype(np.int64))[None], use_cache=False).logits[0, :-1]
+        found = logits.double().log_softmax(-1).gather(1, torch.from_numpy(ids[1:].astype(np.int64))[:, None])
+        logprobs.append(found[:, 0].float().numpy())
+    return PolicyFiles(f"{1000 + seed:064x}", base.folder, Probe(base.probe.ids, logprobs), folder, f"{seed:064x}")
