@@ -54,7 +54,14 @@ def evaluate_run(store: Store, recipe: EvaluateRecipe, run: str, reporter: Repor
     report = executor.run(
         "report", recipe.report, how.report, {"tasks": [tasks], "rollouts": [rollouts], "rewards": [rewards]}
     )
-    made = {"tasks": tasks, "policy_in": policy, "rollouts": rollouts, "rewards": rewards, "report": report}
+    made = {
+        "tasks": tasks,
+        "sampled_by": policy,
+        "policy_in": policy,
+        "rollouts": rollouts,
+        "rewards": rewards,
+        "report": report,
+    }
     store.put_iteration(
         IterationRecord(
             run=run,

@@ -129,25 +129,25 @@ class Executor:
                 runner.submit(_shard, parameters={**common, "shard": shard}) for shard in shards
             ]
             try:
-                _wait([future.wrapped_future for future in futures])
+                wait_for([future.wrapped_future for future in futures])
             except BaseException:  # interrupted, or asked to terminate
                 for future in futures:
                     future.wrapped_future.cancel()
                 stack.pop_all()  # the runner would wait for the shards at work
-                _end_with_main_thread()
+                end_with_main_thread()
                 raise
         for future in futures:
             future.result()
 
 
-def _wait(futures: Sequence[Future[Any]]) -> None:
+def wait_for(futures: Sequence[Future[Any]]) -> None:
     """Waits until all have ended. In short waits: polars' signal handler keeps an interrupt from ending a long one."""
     pending = set(futures)
     while pending:
         _, pending = wait(pending, timeout=0.5)
 
 
-def _end_with_main_thread() -> None:
+def end_with_main_thread() -> None:
     """Ends the process once its main thread has, though shards are at work in threads, which nothing can stop.
 
     What they have not finished is not in the store, and is done again.

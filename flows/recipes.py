@@ -98,6 +98,10 @@ class TrainRecipe(Recipe):
 
     iterations: int = Field(ge=1)
     """Passes of rollouts, rewards, advantages and update."""
+    overlap: int = Field(default=0, ge=0, le=1)
+    """1: while an iteration is scored and trained, the next one is sampled with the policy that this one began with;
+    the update corrects for it, since its ratios are against the logprobs of the policy that sampled. 0: one after the
+    other."""
     advantages: AdvantagesConfig = AdvantagesConfig()
     update: PolicyConfig = PolicyConfig()
     """The policy update."""

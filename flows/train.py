@@ -1,10 +1,12 @@
 """The ``train`` flow: iterations of rollouts, rewards, advantages and a policy update, on references only."""
 
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 
 from prefect import flow
 
+from flows.ahead import Ahead
 from flows.begin import starting_policy, tasks_of
 from flows.display import shown
 from flows.execute import Executor
@@ -14,6 +16,7 @@ from flows.recipes import TrainRecipe, load_recipe
 from flows.resolve import resolve
 from flows.runs import begin_run, end_run, new_nonce, run_name
 from schemas.artifacts import IterationRecord, Manifest
+from schemas.errors import RollmillError
 from stages.artifacts.store import Store, open_store
 from stages.policy.stage import prestart
 from stages.rollouts.config import Batch, RolloutsConfig
@@ -52,75 +55,108 @@ def train_run(store: Store, recipe: TrainRecipe, run: str, reporter: Reporter) -
         single_writer=recipe.execution.single_writer,
         shards_at_once=recipe.execution.shards_at_once,
     )
-    tasks = tasks_of(executor, recipe)
-    policy = start = starting_policy(executor, recipe)
-    for iteration in range(recipe.iterations):
-        if iteration in done:
-            policy = store.manifest(done[iteration].artifacts["policy"])
-        else:
-            policy = _iterate(executor, recipe, run, iteration, tasks, policy, start)
+    iterations = _Iterations(executor, recipe, run, tasks_of(executor, recipe), starting_policy(executor, recipe))
+    policies = [iterations.start]
+    ahead: Ahead[Manifest] | None = None
+    try:
+        for iteration in range(recipe.iterations):
+            if iteration in done:
+                policies.append(store.manifest(done[iteration].artifacts["policy"]))
+                continue
+            sampled_by = policies[max(0, iteration - recipe.overlap)]
+            rollouts = iterations.sample(iteration, sampled_by) if ahead is None else ahead.result()
+            ahead = None
+            if recipe.overlap and iteration + 1 < recipe.iterations:
+                ahead = Ahead(partial(iterations.sample, iteration + 1, policies[iteration]))
+            policies.append(iterations.learn(iteration, policies[iteration], sampled_by, rollouts))
+    except RollmillError:
+        if ahead is not None:
+            ahead.settle()  # what is sampled by then is kept
+        raise
+    except BaseException:
+        if ahead is not None:
+            ahead.abandon()
+        raise
     _report(executor, recipe, run)
     executor.say_what_was_reused()
     return run
 
 
-def _iterate(
-    executor: Executor,
-    recipe: TrainRecipe,
-    run: str,
-    iteration: int,
-    tasks: Manifest,
-    policy: Manifest,
-    start: Manifest,
-) -> Manifest:
-    """One iteration; returns the new policy.
+class _Iterations:
+    """The two halves of an iteration, which may belong to different ones at a time."""
 
-    Args:
-        start: the run's first policy, which a penalty on the divergence refers to.
-    """
-    how, where = recipe.execution, f"iteration {iteration + 1}/{recipe.iterations}"
-    against_start = recipe.update.kl is not None and recipe.update.kl.against == "reference"
-    rollouts = executor.run(
-        "rollouts",
-        _with_batch(recipe.rollouts, tasks, iteration),
-        how.rollouts,
-        {"tasks": [tasks], **policy_inputs(executor.store, policy)},
-        title=f"{where}: rollouts",
-    )
-    rewards = executor.run(
-        "rewards", recipe.rewards, how.rewards, {"tasks": [tasks], "rollouts": [rollouts]}, title=f"{where}: rewards"
-    )
-    advantages = executor.run(
-        "advantages",
-        recipe.advantages,
-        how.advantages,
-        {"rollouts": [rollouts], "rewards": [rewards]},
-        title=f"{where}: advantages",
-    )
-    updated = executor.run(
-        "policy",
-        recipe.update,
-        how.policy,
-        {
-            **policy_inputs(executor.store, policy),
-            "rollouts": [rollouts],
-            "advantages": [advantages],
-            "reference": [start] if against_start else [],
-        },
-        title=f"{where}: update",
-    )
-    made = {"tasks": tasks, "policy_in": policy, "rollouts": rollouts, "rewards": rewards, "advantages": advantages}
-    executor.store.put_iteration(
-        IterationRecord(
-            run=run,
-            iteration=iteration,
-            artifacts={name: manifest.ref for name, manifest in (made | {"policy": updated}).items()},
-            finished_at=datetime.now(UTC),
-            nonce=new_nonce(),
+    def __init__(self, executor: Executor, recipe: TrainRecipe, run: str, tasks: Manifest, start: Manifest):
+        self.start = start
+        """The run's first policy, which a penalty on the divergence refers to."""
+        self._executor = executor
+        self._recipe = recipe
+        self._run = run
+        self._tasks = tasks
+
+    def sample(self, iteration: int, policy: Manifest) -> Manifest:
+        """The rollouts."""
+        return self._executor.run(
+            "rollouts",
+            _with_batch(self._recipe.rollouts, self._tasks, iteration),
+            self._recipe.execution.rollouts,
+            {"tasks": [self._tasks], **policy_inputs(self._executor.store, policy)},
+            title=f"{self._where(iteration)}: rollouts",
         )
-    )
-    executor.reporter.say(_line(where, rewards, advantages, updated))
-    return updated
+
+    def learn(self, iteration: int, policy: Manifest, sampled_by: Manifest, rollouts: Manifest) -> Manifest:
+        """All that follows the rollouts; records the iteration and returns the new policy."""
+        executor, recipe, tasks = self._executor, self._recipe, self._tasks
+        how, where = recipe.execution, self._where(iteration)
+        against_start = recipe.update.kl is not None and recipe.update.kl.against == "reference"
+        rewards = executor.run(
+            "rewards",
+            recipe.rewards,
+            how.rewards,
+            {"tasks": [tasks], "rollouts": [rollouts]},
+            title=f"{where}: rewards",
+        )
+        advantages = executor.run(
+            "advantages",
+            recipe.advantages,
+            how.advantages,
+            {"rollouts": [rollouts], "rewards": [rewards]},
+            title=f"{where}: advantages",
+        )
+        updated = executor.run(
+            "policy",
+            recipe.update,
+            how.policy,
+            {
+                **policy_inputs(executor.store, policy),
+                "rollouts": [rollouts],
+                "advantages": [advantages],
+                "reference": [self.start] if against_start else [],
+            },
+            title=f"{where}: update",
+        )
+        made = {
+            "tasks": tasks,
+            "sampled_by": sampled_by,
+            "policy_in": policy,
+            "rollouts": rollouts,
+            "rewards": rewards,
+            "advantages": advantages,
+            "policy": updated,
+        }
+        executor.store.put_iteration(
+            IterationRecord(
+                run=self._run,
+                iteration=iteration,
+                artifacts={name: manifest.ref for name, manifest in made.items()},
+                finished_at=datetime.now(UTC),
+                nonce=new_nonce(),
+            )
+        )
+        executor.reporter.say(_line(where, rewards, advantages, updated))
+        return updated
+
+    def _where(self, iteration: int) -> str:
+        return f"iteration {iteration} of {self._recipe.iterations}"
 
 
 def _with_batch(config: RolloutsConfig, tasks: Manifest, iteration: int) -> RolloutsConfig:

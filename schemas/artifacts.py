@@ -153,6 +153,10 @@ class RunRecord(Record):
     nonce: str
 
 
+GIVEN_POLICIES = ("sampled_by", "policy_in")
+"""The artifacts of an iteration's record that it did not make."""
+
+
 class IterationRecord(Record):
     """What one finished iteration of a run used and made, by stage name."""
 
@@ -160,7 +164,8 @@ class IterationRecord(Record):
     run: str
     iteration: int
     artifacts: dict[str, Ref]
-    """``policy_in`` (the policy that sampled), tasks, rollouts, rewards, advantages, policy (the new one)."""
+    """``sampled_by`` (the policy that sampled), ``policy_in`` (the one that was updated: the same without overlap),
+    tasks, rollouts, rewards, advantages, policy (the new one)."""
     finished_at: datetime
     nonce: str
 

@@ -51,7 +51,7 @@ def stored(trained: Trained, table: str) -> list[dict[str, Any]]:
         for name, ref in record["artifacts"].items():
             folder = root / "artifacts" / ref["kind"] / ref["key"]
             for entry in json.loads((folder / "manifest.json").read_text())["files"]:
-                if entry["table"] == table and name != "policy_in":
+                if entry["table"] == table and name not in ("sampled_by", "policy_in"):
                     found = pq.read_table(folder / entry["path"]).to_pylist()
                     rows += [{"iteration": record["iteration"], **row} for row in found]
     return rows

@@ -30,7 +30,7 @@ def artifact_in_run(store: "Store", run: str, iteration: int | None, name: str) 
 
     Args:
         iteration: None: the last one that has it.
-        name: a stage's name, ``policy_in``, or ``report`` (which belongs to the run's end).
+        name: a stage's name, ``policy_in``, ``sampled_by``, or ``report`` (which belongs to the run's end).
     """
     records = store.iterations(run)
     if iteration is not None:

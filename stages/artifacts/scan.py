@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING, Any
 
-from schemas.artifacts import Manifest, Ref
+from schemas.artifacts import GIVEN_POLICIES, Manifest, Ref
 from schemas.config import nearest
 from schemas.errors import NotFoundError
 from schemas.tables import TABLES
@@ -66,7 +66,7 @@ def _scan_run(store: Store, run: str, table: str) -> "pl.LazyFrame":
         (record.iteration, ref)
         for record in store.iterations(run)
         for name, ref in record.artifacts.items()
-        if name != "policy_in"
+        if name not in GIVEN_POLICIES
     ]
     end = store.run_end(run)
     if end is not None and end.report is not None:

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from schemas.artifacts import ShardPlan
+from schemas.artifacts import Manifest, ShardPlan
 from schemas.config import ConfigModel
 from schemas.errors import ConfigError, InputError
 from stages.artifacts.adapters import check_base
@@ -125,7 +125,11 @@ class PolicyStage(Stage[PolicyConfig, TrainerExecution]):
             inputs,
             needs_logprobs=config.objective == "policy_gradient" or against_sampler,
         )
-        metrics: dict[str, float | None] = {**rows.counts, "reward": rows.reward_mean}
+        metrics: dict[str, float | None] = {
+            **rows.counts,
+            "reward": rows.reward_mean,
+            "policy_lag": _lag(inputs.manifest("policy"), inputs.manifest("rollouts")),
+        }
         if rows.steps.num_rows == 0:
             return passed_on(self.name, inputs, {**metrics, "optimizer_steps": 0, "tokens": 0})
         sequences = sequences_from_steps(rows.steps).with_sampled_tokens()
@@ -145,6 +149,15 @@ class PolicyStage(Stage[PolicyConfig, TrainerExecution]):
             gate=config.gate,
         )
         return train_policy(self.name, training, inputs, execution, work, metrics)
+
+
+def _lag(policy: Manifest, rollouts: Manifest) -> int | None:
+    """Updates between the policy that sampled and the one that is updated; None: it is neither this one nor the one
+    before."""
+    sampled_by = rollouts.inputs.get("policy", [])
+    if policy.ref in sampled_by:
+        return 0
+    return 1 if set(policy.inputs.get("policy", [])) & set(sampled_by) else None
 
 
 STAGE = PolicyStage()

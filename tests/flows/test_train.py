@@ -49,12 +49,13 @@ def test_a_run_records_what_each_iteration_used_and_made(trained):
     records = store.iterations("tiny")
     assert [record.iteration for record in records] == [0, 1]
     for record in records:
-        assert set(record.artifacts) == {"policy_in", *STAGES}
+        assert set(record.artifacts) == {"sampled_by", "policy_in", *STAGES}
         for name in STAGES:
             assert made(store, record, name).kind == name
         rollouts, rewards = made(store, record, "rollouts"), made(store, record, "rewards")
         advantages, policy = made(store, record, "advantages"), made(store, record, "policy")
         tasks, start = record.artifacts["tasks"], record.artifacts["policy_in"]
+        assert record.artifacts["sampled_by"] == start
         assert rollouts.inputs == {"tasks": [tasks], "policy": [start]}
         assert rewards.inputs == {"tasks": [tasks], "rollouts": [rollouts.ref]}
         assert advantages.inputs == {"rollouts": [rollouts.ref], "rewards": [rewards.ref]}
@@ -145,7 +146,7 @@ def test_the_command_shows_the_numbers_of_the_artifacts_and_how_to_look_at_them(
 
 def test_the_command_prints_its_own_lines_and_no_library_any(trained):
     assert trained.output.out.splitlines()[0].strip() == "run tiny"
-    assert [line.split("  ")[0] for line in trained.output.err.splitlines()] == ["iteration 1/2", "iteration 2/2"]
+    assert [line.split("  ")[0] for line in trained.output.err.splitlines()] == ["iteration 0 of 2", "iteration 1 of 2"]
     for line in trained.output.err.splitlines():
         assert " -" not in line, f"a number is not known: {line}"
 
@@ -203,8 +204,8 @@ def test_an_interrupted_run_is_continued_by_the_same_command_to_the_same_policy(
     left = contents(Path(trained_copy.url))
     done = rollmill("train", trained_copy.recipe, "run=tiny", "--store", trained_copy.url)
     assert done.code == 0, done.text
-    assert "iteration 1/2" not in done.err, "a finished iteration is not shown as work"
-    assert "iteration 2/2" in done.err
+    assert "iteration 0 of 2" not in done.err, "a finished iteration is not shown as work"
+    assert "iteration 1 of 2" in done.err
     after = contents(Path(trained_copy.url))
     assert {path: after[path] for path in left} == left, "nothing that was there was made again"
 
