@@ -1,5 +1,6 @@
 """The command line: ``rollmill``. Commands import what they need when they run, so that help is immediate."""
 
+import gc
 import sys
 
 import typer
@@ -22,6 +23,8 @@ for module in (train, evaluate, stage, policy, look, store):
 
 def main() -> None:
     """Runs the command line; a ``RollmillError`` is printed as one message, without a traceback."""
+    # Python's own thresholds look through all that Prefect and torch have imported again and again: up to 0.3 s each.
+    gc.set_threshold(50_000, 20, 20)
     try:
         app()
     except RollmillError as error:
