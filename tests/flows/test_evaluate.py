@@ -29,7 +29,7 @@ def test_an_evaluation_leaves_tasks_rollouts_rewards_and_a_report(trained_copy):
     store, run, done = evaluate(trained_copy.url, "tiny:policy")
     assert run.startswith("eval-arithmetic-")
     (record,) = store.iterations(run)
-    assert set(record.artifacts) == {"tasks", "policy_in", "rollouts", "rewards", "report"}
+    assert set(record.artifacts) == {"tasks", "sampled_by", "policy_in", "rollouts", "rewards", "report"}
     assert record.artifacts["policy_in"] == store.resolve("tiny:policy").ref
     episodes = public.scan(run, "episodes", store=store).collect()
     assert episodes.group_by("task_id").len()["len"].to_list() == [2] * 4
