@@ -107,6 +107,14 @@ class TrainRecipe(Recipe):
     """The policy update."""
 
     @model_validator(mode="after")
+    def _gate_compares_one_policy(self) -> "TrainRecipe":
+        if self.overlap and self.update.gate is not None:
+            raise ValueError(
+                "update.gate compares sampler and trainer under one policy, and with overlap they have two"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _one_objective(self) -> "TrainRecipe":
         made_for = ESTIMATORS[self.advantages.estimator].objective
         if made_for != self.update.objective:

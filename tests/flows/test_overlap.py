@@ -125,3 +125,11 @@ def test_more_than_one_iteration_ahead_is_refused(trained, tmp_path):
     done = rollmill("train", trained.recipe, "overlap=2", "--store", tmp_path / "store")
     assert done.code == 2
     assert "overlap" in done.err
+
+
+def test_a_gate_with_overlap_is_refused_before_anything_is_sampled(trained, tmp_path):
+    store = tmp_path / "store"
+    done = rollmill("train", trained.recipe, "overlap=1", "update.gate.max_kl=0.1", "--store", store)
+    assert done.code == 2
+    assert "update.gate compares sampler and trainer under one policy" in done.err
+    assert not store.exists()
