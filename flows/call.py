@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from flows.engine_block import split_engine
 from flows.policies import policy_inputs
 from flows.registry import stage_named
 from schemas.artifacts import Manifest
@@ -36,6 +37,8 @@ def stage_request(
     unknown = sorted(set(inputs) - set(stage.inputs))
     if unknown:
         raise ConfigError(f"stage {name} has no input {unknown[0]!r}", hint=nearest(unknown[0], list(stage.inputs)))
+    if name == "rollouts":
+        config, execution = split_engine(config, execution)
     how = validated(stage.Execution, execution, f"execution of {name}")
     settings = stage.resolve(validated(stage.Config, config, name), how)
     given = {

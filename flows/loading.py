@@ -1,7 +1,7 @@
 """Config files: YAML, dotted overrides from the command line, and messages that name file, line and key."""
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -13,15 +13,23 @@ from schemas.errors import ConfigError, NotFoundError
 Model = TypeVar("Model", bound=ConfigModel)
 
 
-def load_config(model: type[Model], path: str | Path, overrides: Iterable[str] = ()) -> Model:
+def load_config(
+    model: type[Model],
+    path: str | Path,
+    overrides: Iterable[str] = (),
+    *,
+    arranged: Callable[[dict[str, Any]], dict[str, Any]] = dict,
+) -> Model:
     """The config in the YAML file ``path`` with ``key.sub=value`` overrides applied.
 
+    Args:
+        arranged: puts settings where the model has them, before they are validated.
     Raises:
         NotFoundError: the file does not exist.
         ConfigError: it is no YAML mapping, or a setting is unknown, malformed or out of bounds.
     """
-    values = read_yaml(path)
-    return validated(model, with_overrides(values, overrides), str(path))
+    values = arranged(with_overrides(read_yaml(path), overrides))
+    return validated(model, values, str(path))
 
 
 def read_yaml(path: str | Path) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from typing import Any
 
 from pydantic import Field, model_validator
 
+from flows.engine_block import split_recipe
 from flows.loading import load_config, read_yaml, with_overrides
 from schemas.config import ConfigModel, nearest, validated
 from schemas.errors import NotFoundError
@@ -144,11 +145,10 @@ def load_recipe(
     if store is not None:
         overrides = [*overrides, f"execution.store={store}"]
     if isinstance(recipe, dict):
-        return validated(model, with_overrides(recipe, overrides), "recipe"), model.__name__.removesuffix(
-            "Recipe"
-        ).lower()
+        label = model.__name__.removesuffix("Recipe").lower()
+        return validated(model, split_recipe(with_overrides(recipe, overrides)), "recipe"), label
     path = _file(recipe)
-    return load_config(model, path, overrides), path.stem
+    return load_config(model, path, overrides, arranged=split_recipe), path.stem
 
 
 def recipe_settings(name: str) -> dict[str, Any]:

@@ -1,0 +1,57 @@
+"""The engine in one block: ``engine: {type: vllm, workers: 2, args: {…}}``.
+
+What changes no sample is moved to where it is kept, ``execution.rollouts.vllm``, before anything is validated: no key
+depends on it.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from schemas.errors import ConfigError
+from stages.rollouts.workers.settings import EXECUTION_ARGS, VllmExecution
+
+_MOVED = frozenset(VllmExecution.model_fields) - {"args"}
+
+
+def split_engine(rollouts: Mapping[str, Any], execution: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The settings of a rollouts stage and of its execution, each in its place.
+
+    Raises:
+        ConfigError: a setting stands in both places, with different values.
+    """
+    engine, vllm = rollouts.get("engine"), execution.get("vllm", {})
+    if not isinstance(engine, dict) or engine.get("type") != "vllm" or not isinstance(vllm, dict):
+        return dict(rollouts), dict(execution)
+    moved = {name: engine[name] for name in engine.keys() & _MOVED}
+    kept = {name: value for name, value in engine.items() if name not in moved}
+    _refuse_contradictions(moved, vllm, "")
+    vllm = vllm | moved
+    args, how = engine.get("args"), vllm.get("args", {})
+    if isinstance(args, dict) and isinstance(how, dict):
+        moved_args = {name: args[name] for name in args.keys() & EXECUTION_ARGS}
+        _refuse_contradictions(moved_args, how, "args.")
+        kept["args"] = {name: value for name, value in args.items() if name not in moved_args}
+        vllm |= {"args": how | moved_args}
+    return {**rollouts, "engine": kept}, {**execution, "vllm": vllm}
+
+
+def split_recipe(recipe: Mapping[str, Any]) -> dict[str, Any]:
+    """The same for a whole recipe."""
+    rollouts, execution = recipe.get("rollouts"), recipe.get("execution") or {}
+    if not isinstance(rollouts, dict) or not isinstance(execution, dict):
+        return dict(recipe)
+    of_rollouts = execution.get("rollouts") or {}
+    if not isinstance(of_rollouts, dict):
+        return dict(recipe)
+    rollouts, of_rollouts = split_engine(rollouts, of_rollouts)
+    return {**recipe, "rollouts": rollouts, "execution": {**execution, "rollouts": of_rollouts}}
+
+
+def _refuse_contradictions(moved: Mapping[str, Any], there: Mapping[str, Any], prefix: str) -> None:
+    for name in sorted(moved.keys() & there.keys()):
+        if moved[name] != there[name]:
+            raise ConfigError(
+                f"rollouts.engine.{prefix}{name} is {moved[name]!r}, and execution.rollouts.vllm.{prefix}{name} is "
+                f"{there[name]!r}",
+                hint="set it in one of the two places",
+            )
