@@ -41,7 +41,7 @@ class StartingPolicy(ConfigModel):
     new: InitConfig | None = None
     """A small policy with random weights."""
     source: str | None = None
-    """A local Hugging Face folder, a GGUF file, or ``hf://org/name@revision``."""
+    """A Hugging Face folder (local, or a URL such as ``s3://…``), a GGUF file, or ``hf://org/name@revision``."""
     imported: ImportConfig = ImportConfig()
     """How ``source`` is read."""
     ref: str | None = None

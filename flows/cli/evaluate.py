@@ -23,7 +23,7 @@ def evaluate(
             "--policy",
             "-p",
             metavar="POLICY",
-            help="policy/KEY or RUN:policy of the store, a Hugging Face folder, a GGUF file, or hf://org/name@revision.",
+            help="policy/KEY or RUN:policy of the store, a model folder (here or s3://…), a GGUF file, or hf://org/name@COMMIT.",
         ),
     ] = None,
     limit: Annotated[int | None, typer.Option(min=1, help="Only the first tasks.")] = None,
@@ -78,9 +78,10 @@ def _start(policy: str) -> dict[str, str]:
     """A policy of the store by its reference, anything else as something to import."""
     from pathlib import Path
 
-    is_stored = (
-        not Path(policy).exists() and not policy.startswith("hf://") and (":" in policy or policy.count("/") == 1)
-    )
+    if "://" in policy:
+        is_stored = "/artifacts/policy/" in policy
+    else:
+        is_stored = not Path(policy).exists() and (":" in policy or policy.count("/") == 1)
     return {"ref": policy} if is_stored else {"source": policy}
 
 

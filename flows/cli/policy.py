@@ -20,7 +20,8 @@ def register(app: typer.Typer) -> None:
 
 def import_(
     source: Annotated[
-        str, typer.Argument(metavar="SOURCE", help="A Hugging Face folder, a GGUF file, or hf://org/name@revision.")
+        str,
+        typer.Argument(metavar="SOURCE", help="A model folder (here or s3://…), a GGUF file, or hf://org/name@COMMIT."),
     ],
     overrides: Overrides = None,
     store: StoreOption = None,

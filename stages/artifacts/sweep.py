@@ -1,6 +1,6 @@
 """Keeps the folder of local copies from growing for ever; runs once a process, when something is added to it.
 
-Everything in it can be made again from a store, so age is all that counts.
+Everything in it can be made again from where it came, so age is all that counts.
 """
 
 import os
@@ -26,6 +26,9 @@ def sweep_once(cache: Path) -> None:
         limit = ORPHAN_S if ".building-" in folder.name or _is_orphan(folder) else UNUSED_S
         if _age(folder, now) > limit:
             shutil.rmtree(folder, ignore_errors=True)
+    for model in _children(cache / "models"):
+        if model.is_dir() and _age(model, now) > UNUSED_S:
+            shutil.rmtree(model, ignore_errors=True)
     for shelf in _children(cache / "files"):
         for file in _children(shelf):
             if _age(file, now) > UNUSED_S:

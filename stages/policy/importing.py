@@ -1,4 +1,4 @@
-"""Turns a model from outside into a policy: a Hugging Face folder, a GGUF file, or a pinned revision on the hub.
+"""Turns a model from outside into a policy: a folder here or on S3, a GGUF file, or a pinned revision on the hub.
 
 Where the model lies is execution; its content is in the key. What comes in is safetensors and never
 pickle, brings no code, and has a tokenizer and a chat template.
@@ -25,6 +25,7 @@ from stages.policy.checkpoint import (
     sha256_of,
     weight_files,
 )
+from stages.policy.fetching import fetched_folder, is_remote
 from stages.policy.quiet import quiet_libraries
 from stages.policy.settings import Dtype
 
@@ -47,7 +48,8 @@ class ImportExecution(ConfigModel):
     """Where the model lies."""
 
     location: str | None = Field(default=None, min_length=1)
-    """A local folder, a ``.gguf`` file, or ``hf://org/name@revision`` with the revision's full commit hash."""
+    """A folder here or on other storage (``s3://bucket/folder``), a ``.gguf`` file, or ``hf://org/name@revision`` with
+    the revision's full commit hash."""
 
 
 class ImportStage(Stage[ImportConfig, ImportExecution]):
@@ -72,7 +74,7 @@ class ImportStage(Stage[ImportConfig, ImportExecution]):
         elif kind == "gguf":
             digest = sha256_of(Path(location))
         else:
-            folder = Path(location)
+            folder = _folder_at(location)
             check_folder(folder, template_is_given=template is not None)
             digest = canonical_hash([[file.name, sha256_of(file)] for file in _files_of(folder)])
         return config.model_copy(update={"digest": digest, "chat_template": template})
@@ -93,7 +95,7 @@ class ImportStage(Stage[ImportConfig, ImportExecution]):
         if kind == "gguf":
             _from_gguf(Path(location), folder, config.dtype or "float32")
         else:
-            source = _downloaded(location) if kind == "hub" else Path(location)
+            source = _downloaded(location) if kind == "hub" else _folder_at(location)
             check_folder(source, template_is_given=config.chat_template is not None)
             _from_folder(source, folder, config.dtype)
         if config.chat_template is not None:
@@ -122,11 +124,13 @@ def _location(execution: ImportExecution) -> str:
 def _kind_of(location: str) -> Literal["hub", "gguf", "folder"]:
     if location.startswith("hf://"):
         return "hub"
+    if is_remote(location):
+        return "folder"
     path = Path(location)
     if not path.exists():
         raise NotFoundError(
             f"there is no model {location}",
-            hint="a policy is imported from a folder, a .gguf file, or hf://org/name@revision",
+            hint="a policy is imported from a folder, a .gguf file, hf://org/name@revision, or s3://bucket/folder",
         )
     if path.is_dir():
         return "folder"
@@ -153,6 +157,10 @@ def _template_text(given: str | None) -> str | None:
         return Path(given).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise NotFoundError(f"chat_template: {given} cannot be read: {error}") from None
+
+
+def _folder_at(location: str) -> Path:
+    return fetched_folder(location) if is_remote(location) else Path(location)
 
 
 def _files_of(folder: Path) -> list[Path]:
