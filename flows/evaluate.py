@@ -11,7 +11,7 @@ from flows.policies import policy_inputs
 from flows.progress import Reporter
 from flows.recipes import EvaluateRecipe, load_recipe
 from flows.resolve import resolve
-from flows.runs import begin_run, end_run, new_nonce, run_name
+from flows.runs import begin_run, end_run, logs_beside, new_nonce, run_name
 from schemas.artifacts import IterationRecord
 from stages.artifacts.store import Store, open_store
 
@@ -48,7 +48,7 @@ def evaluate_run(store: Store, recipe: EvaluateRecipe, run: str, reporter: Repor
     tasks = tasks_of(executor, recipe)
     policy = starting_policy(executor, recipe)
     rollouts = executor.run(
-        "rollouts", recipe.rollouts, how.rollouts, {"tasks": [tasks], **policy_inputs(store, policy)}
+        "rollouts", recipe.rollouts, logs_beside(how.rollouts, run), {"tasks": [tasks], **policy_inputs(store, policy)}
     )
     rewards = executor.run("rewards", recipe.rewards, how.rewards, {"tasks": [tasks], "rollouts": [rollouts]})
     report = executor.run(

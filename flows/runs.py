@@ -1,5 +1,6 @@
 """Runs: how they are named, begun, and continued by the same command."""
 
+import os
 import re
 from datetime import UTC, datetime
 from pathlib import Path
@@ -11,6 +12,7 @@ from schemas.names import checked_name
 from stages.artifacts.code import code_version
 from stages.artifacts.layout import new_nonce
 from stages.artifacts.store import Store
+from stages.rollouts.config import RolloutsExecution
 
 
 def run_name(given: str | None, label: str, identity: dict[str, Any]) -> str:
@@ -53,6 +55,14 @@ def has_finished(store: Store, name: str, flow: str, identity: dict[str, Any]) -
         return False
     begin_run(store, name, flow, identity)
     return store.run_end(name) is not None
+
+
+def logs_beside(execution: RolloutsExecution, run: str) -> RolloutsExecution:
+    """``execution`` with a folder of the run's own for the logs of its workers, where the user has named none."""
+    if execution.vllm.log_dir is not None:
+        return execution
+    folder = Path(os.environ.get("ROLLMILL_LOGS") or "logs") / run
+    return execution.model_copy(update={"vllm": execution.vllm.model_copy(update={"log_dir": str(folder)})})
 
 
 def end_run(store: Store, name: str, iterations: int, report: Ref | None) -> RunEnd:

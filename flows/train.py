@@ -14,7 +14,7 @@ from flows.policies import policy_inputs
 from flows.progress import Reporter
 from flows.recipes import TrainRecipe, load_recipe
 from flows.resolve import resolve
-from flows.runs import begin_run, end_run, new_nonce, run_name
+from flows.runs import begin_run, end_run, logs_beside, new_nonce, run_name
 from schemas.artifacts import IterationRecord, Manifest
 from schemas.errors import RollmillError
 from stages.artifacts.store import Store, open_store
@@ -98,7 +98,7 @@ class _Iterations:
         return self._executor.run(
             "rollouts",
             _with_batch(self._recipe.rollouts, self._tasks, iteration),
-            self._recipe.execution.rollouts,
+            logs_beside(self._recipe.execution.rollouts, self._run),
             {"tasks": [self._tasks], **policy_inputs(self._executor.store, policy)},
             title=f"{self._where(iteration)}: rollouts",
         )

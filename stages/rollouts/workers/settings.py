@@ -60,7 +60,7 @@ class VllmExecution(ConfigModel):
     (``http://host:port``): these, as they are; they are never stopped."""
     python: str | None = None
     """Python of an environment with vLLM 0.20 or later. None: ``ROLLMILL_VLLM_PYTHON``, or else
-    ``.venv-vllm/bin/python`` in the working folder, or else the Python that runs the pipeline."""
+    ``.venv-vllm/bin/python`` in the working folder, which ``make vllm`` makes."""
     tensor_parallel: int = Field(default=1, ge=1)
     """GPUs a worker."""
     args: dict[str, Any] = Field(default_factory=dict)
@@ -74,7 +74,8 @@ class VllmExecution(ConfigModel):
     """Port of the first worker on this machine; the next ones, and who finds one taken, use the next. None: any free
     one."""
     log_dir: str | None = None
-    """Folder for the workers' logs. None: ``ROLLMILL_LOGS``, or else ``logs`` in the working folder."""
+    """Folder for the workers' logs. None: ``ROLLMILL_LOGS``, or else ``logs`` in the working folder; in it, a folder of
+    the run's own where the rollouts are part of one."""
     start_timeout_s: float = Field(default=900, gt=0)
     """From start to ready."""
     request_timeout_s: float = Field(default=3600, gt=0)
