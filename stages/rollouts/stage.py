@@ -54,11 +54,6 @@ class RolloutsStage(Stage[RolloutsConfig, RolloutsExecution]):
         from stages.rollouts.chat_template import chat_template_in
 
         check_base(inputs)
-        if isinstance(config.engine, VllmConfig) and inputs.manifests("base"):
-            raise ConfigError(
-                f"{inputs.manifest('policy').ref} is an adapter, which vLLM workers do not serve yet",
-                hint="set engine.type=transformers, or merge it with `rollmill policy export` and import that",
-            )
         names = [config.agent] if config.agent is not None else _agents_of_tasks(inputs)
         for name in names:
             agent_named(name)

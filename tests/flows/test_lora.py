@@ -103,13 +103,6 @@ def test_an_adapter_is_evaluated_and_trained_on(store, tmp_path, recipe_of_lora)
     assert "other" not in open_store(url).runs(), "it was refused before any work"
 
 
-def test_an_adapter_for_vllm_workers_is_refused_before_any_work(store):
-    words = ["tasks=lora:tasks", "policy=lora:policy", "engine.type=vllm"]
-    done = rollmill("stage", "rollouts", *words, "--store", store.url)
-    assert done.code != 0
-    assert "is an adapter, which vLLM workers do not serve yet" in done.err
-
-
 def test_an_export_is_a_plain_checkpoint_or_the_adapter(store, tmp_path):
     import torch
     from transformers import AutoModelForCausalLM

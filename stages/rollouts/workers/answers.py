@@ -1,22 +1,17 @@
-"""Reads a server's answers, and believes nothing: every id and every logprob is there and fits, or the answer is
-unusable. What is missing is never filled in."""
+"""What is believed of a server's answer: nothing, until every id and every logprob is there and fits. What is missing
+is never filled in."""
 
-import json
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from stages.rollouts.engines.base import FinishReason, GenerationRequest
+from stages.rollouts.workers.dialects import Told, UnusableAnswer
 
-_MARK = "token_id:"
 _NO_PROBABILITY = -9999.0
 """What vLLM writes where a logprob is minus infinity."""
 _ROUNDING = 1e-3
-
-
-class UnusableAnswer(Exception):
-    """A server's answer that is not an answer to what was asked."""
 
 
 @dataclass(frozen=True)
@@ -28,11 +23,10 @@ class Answer:
     finish_reason: FinishReason
 
 
-def sampling_body(request: GenerationRequest) -> dict[str, Any]:
-    """A request for one sampled answer, with everything said that a server might have its own default for."""
+def sampling_of(request: GenerationRequest) -> dict[str, Any]:
+    """What a server is to do, with everything said that it might have its own default for."""
     sampling = request.sampling
     return {
-        "prompt": request.prompt_ids.tolist(),
         "max_tokens": sampling.max_tokens,
         "temperature": sampling.temperature,
         "top_p": sampling.top_p,
@@ -45,23 +39,19 @@ def sampling_body(request: GenerationRequest) -> dict[str, Any]:
         "stop_token_ids": list(sampling.stop_token_ids),
         "ignore_eos": True,  # the stop tokens are all named above
         "logprobs": 0,  # of the sampled token, and no other
-        "return_token_ids": True,
-        "return_tokens_as_token_ids": True,
-        "skip_special_tokens": False,
     }
 
 
-def sampled(body: bytes, request: GenerationRequest, vocabulary: int) -> Answer:
-    """The answer to ``sampling_body(request)``.
+def sampled(told: Told, request: GenerationRequest, vocabulary: int) -> Answer:
+    """The answer to ``sampling_of(request)``.
 
     Raises:
         UnusableAnswer: with what is wrong with it.
     """
-    choice = _choice(body)
-    if not _same(_ids(choice.get("prompt_token_ids"), "prompt ids"), request.prompt_ids):
+    if not _same(_ids(told.prompt_ids, "prompt ids"), request.prompt_ids):
         raise UnusableAnswer("it has read another prompt than it was given")
-    ids = _ids(choice.get("token_ids"), "sampled ids")
-    sampling, reason = request.sampling, choice.get("finish_reason")
+    ids = _ids(told.ids, "sampled ids")
+    sampling, reason = request.sampling, told.finish_reason
     if not 0 < len(ids) <= sampling.max_tokens:
         raise UnusableAnswer(f"it has sampled {len(ids)} tokens, and 1 to {sampling.max_tokens} were asked for")
     if ids.min() < 0 or ids.max() >= vocabulary:
@@ -73,22 +63,38 @@ def sampled(body: bytes, request: GenerationRequest, vocabulary: int) -> Answer:
     ):
         raise UnusableAnswer(f"it says that it ended by {reason!r}, and its {len(ids)} ids do not")
     ends: FinishReason = "stop" if is_stopped else "length"
-    return Answer(ids.astype(np.int32), _logprobs(choice.get("logprobs"), ids), ends)
+    return Answer(ids.astype(np.int32), _logprobs(told, ids), ends)
 
 
-def _choice(body: bytes) -> dict[str, Any]:
+def prompt_logprobs(told: Told, ids: np.ndarray) -> np.ndarray:
+    """The logprobs of ``ids[1:]`` in the answer to a request for those of its prompt.
+
+    Raises:
+        UnusableAnswer: one is missing.
+    """
     try:
-        (choice,) = json.loads(body)["choices"]
-    except (ValueError, KeyError, TypeError) as error:
-        raise UnusableAnswer(f"it is no completion with one choice: {body[:80]!r}") from error
-    if not isinstance(choice, dict):
-        raise UnusableAnswer(f"its choice is no object: {body[:80]!r}")
-    return choice
+        _, *given = told.prompt_logprobs
+        found = [one[str(token)]["logprob"] for one, token in zip(given, ids[1:].tolist(), strict=True)]
+        return np.array(found, dtype=np.float32)
+    except (KeyError, TypeError, ValueError) as error:
+        raise UnusableAnswer("it does not tell the logprobs of its prompt") from error
+
+
+def forced_logprob(told: Told, token: int) -> float:
+    """The logprob of the one token that the answer was allowed to be.
+
+    Raises:
+        UnusableAnswer: it is another one, or it has no logprob.
+    """
+    ids = _ids(told.ids, "sampled ids")
+    if ids.tolist() != [token]:
+        raise UnusableAnswer("it has sampled a token that was ruled out")
+    return float(_logprobs(told, ids)[0])
 
 
 def _ids(values: Any, what: str) -> np.ndarray:
     array = _array(values, what)
-    if not np.issubdtype(array.dtype, np.integer):
+    if set(map(type, values)) != {int} or array.dtype != np.int64:  # true and false would pass for numbers
         raise UnusableAnswer(f"its {what} are no whole numbers")
     return array
 
@@ -105,52 +111,19 @@ def _array(values: Any, what: str) -> np.ndarray:
     return array
 
 
-def _logprobs(given: Any, ids: np.ndarray) -> np.ndarray:
+def _logprobs(told: Told, ids: np.ndarray) -> np.ndarray:
     """The logprobs, each shown to belong to the id that was sampled."""
-    given = given if isinstance(given, dict) else {}
-    found = _array(given.get("token_logprobs"), "logprobs")
+    found = _array(told.logprobs, "logprobs")
     if len(found) != len(ids):
         raise UnusableAnswer(f"it has {len(found)} logprobs for {len(ids)} sampled tokens")
     if not np.issubdtype(found.dtype, np.floating) and not np.issubdtype(found.dtype, np.integer):
         raise UnusableAnswer("a logprob is missing")
     if not (np.isfinite(found) & (found <= _ROUNDING) & (found > _NO_PROBABILITY)).all():
         raise UnusableAnswer("a logprob is that of no sampled token")
-    try:
-        names = ",".join(given["tokens"]).replace(_MARK, "")
-        owners = np.fromstring(names, dtype=np.int64, sep=",")
-    except (KeyError, TypeError, ValueError) as error:
-        raise UnusableAnswer("its logprobs do not say to which tokens they belong") from error
-    if not _same(owners, ids):
+    if not _same(_ids(told.owners, "logprobs' ids"), ids):
         raise UnusableAnswer("its logprobs belong to other tokens than it has sampled")
     return found.astype(np.float32)
 
 
 def _same(a: np.ndarray, b: np.ndarray) -> bool:
     return len(a) == len(b) and bool((a == b).all())
-
-
-def prompt_logprobs(body: bytes, ids: np.ndarray) -> np.ndarray:
-    """The logprobs of ``ids[1:]`` in the answer to a request for those of its prompt.
-
-    Raises:
-        UnusableAnswer: one is missing.
-    """
-    try:
-        _, *given = _choice(body)["prompt_logprobs"]
-        found = [one[str(token)]["logprob"] for one, token in zip(given, ids[1:].tolist(), strict=True)]
-        return np.array(found, dtype=np.float32)
-    except (KeyError, TypeError, ValueError) as error:
-        raise UnusableAnswer("it does not tell the logprobs of its prompt") from error
-
-
-def forced_logprob(body: bytes, token: int) -> float:
-    """The logprob of the one token that the answer was allowed to be.
-
-    Raises:
-        UnusableAnswer: it is another one, or it has no logprob.
-    """
-    choice = _choice(body)
-    ids = _ids(choice.get("token_ids"), "sampled ids")
-    if ids.tolist() != [token]:
-        raise UnusableAnswer("it has sampled a token that was ruled out")
-    return float(_logprobs(choice.get("logprobs"), ids)[0])

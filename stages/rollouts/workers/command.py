@@ -9,6 +9,7 @@ from typing import Any
 
 from schemas.errors import ConfigError, StageFailed
 from stages.rollouts.checkpoint import model_config
+from stages.rollouts.engines.base import PolicyFiles
 from stages.rollouts.workers.settings import VllmConfig, VllmExecution
 
 OLDEST = (0, 20)
@@ -18,13 +19,22 @@ _EXTENSION = Path(__file__).parent / "in_vllm"
 _CPU_KV_CACHE_GIB = "2"
 _ON_THE_CPU = {
     "enforce_eager": True,
+    "max_num_seqs": 256,
     "enable_chunked_prefill": False,  # a seeded request whose prompt is cut ends 0.32: CPU generators have no offset
 }
 _NOT_INHERITED = {"PYTHONHOME", "PYTHONPATH", "VIRTUAL_ENV", "VLLM_API_KEY"}  # the key is for given servers
+_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+"""Largest ranks of adapters that vLLM can be started for."""
 _ASK = """
 import json, torch
 from importlib.metadata import packages_distributions, version
-print(json.dumps({"version": version(packages_distributions()["vllm"][0]), "gpus": torch.cuda.device_count()}))
+from importlib.util import find_spec
+from pathlib import Path
+print(json.dumps({
+    "version": version(packages_distributions()["vllm"][0]),
+    "gpus": torch.cuda.device_count(),
+    "scale_out": Path(find_spec("vllm").origin, "../entrypoints/scale_out/token_in_token_out").resolve().is_dir(),
+}))
 """
 
 
@@ -37,6 +47,8 @@ class Slot:
     """GPUs, as CUDA_VISIBLE_DEVICES names them; None: the CPU."""
     cores: tuple[int, ...] = ()
     """Of a worker on the CPU; none: all."""
+    has_scale_out: bool = False
+    """Whether this vLLM has a token API that is only there when it is told so."""
 
 
 def vllm_python(execution: VllmExecution) -> str:
@@ -81,18 +93,36 @@ def slots(execution: VllmExecution, python: str) -> list[Slot]:
                 f"{max(n, 1)} workers of {size} GPUs need {max(n, 1) * size}, and {len(gpus)} are visible",
                 hint="change execution.rollouts.vllm.workers or tensor_parallel",
             )
-        return [Slot(index, tuple(gpus[index * size : (index + 1) * size])) for index in range(n)]
+        devices = [tuple(gpus[index * size : (index + 1) * size]) for index in range(n)]
+        return [Slot(index, own, (), found["scale_out"]) for index, own in enumerate(devices)]
     n = 1 if wanted == "auto" else wanted
     assert isinstance(n, int)
     cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
     share = len(cores) // n if n > 1 else 0
-    return [Slot(index, None, tuple(cores[index * share : (index + 1) * share])) for index in range(n)]
+    return [
+        Slot(index, None, tuple(cores[index * share : (index + 1) * share]), found["scale_out"]) for index in range(n)
+    ]
+
+
+def adapter_rank(policy: PolicyFiles) -> int:
+    """Of the policy's adapter; 0: it has none."""
+    if policy.adapter is None:
+        return 0
+    rank: int = json.loads((policy.adapter / "adapter_config.json").read_text(encoding="utf-8"))["r"]
+    return rank
+
+
+def served_rank(policy: PolicyFiles, execution: VllmExecution) -> int:
+    """Largest rank of adapters that a worker is started for; 0: for none."""
+    wanted = max(adapter_rank(policy), execution.lora_rank or 0)
+    return next(rank for rank in (0, *_RANKS) if rank >= wanted)
 
 
 def command(
-    folder: Path, name: str, port: int, slot: Slot, config: VllmConfig, execution: VllmExecution, python: str
+    policy: PolicyFiles, name: str, port: int, slot: Slot, config: VllmConfig, execution: VllmExecution, python: str
 ) -> tuple[list[str], dict[str, str]]:
-    """The command line of a worker that serves the checkpoint in ``folder`` as ``name``, and its environment."""
+    """The command line of a worker that serves the policy's checkpoint as ``name``, and its environment."""
+    folder, rank = policy.folder, served_rank(policy, execution)
     args: dict[str, Any] = {
         "model": str(folder),
         "served_model_name": name,
@@ -104,6 +134,8 @@ def command(
         "generation_config": "vllm",  # the checkpoint's own defaults must not change how we sample
         "uvicorn_log_level": "warning",
         "worker_extension_cls": "rollmill_worker.RollmillWorker",
+        **({"enable_scale_out": True} if slot.has_scale_out else {}),
+        **({"enable_lora": True, "max_lora_rank": rank} if rank else {}),
         **(_ON_THE_CPU if slot.devices is None else {}),
         **execution.args,
         **config.args,
@@ -145,6 +177,7 @@ def _environment(slot: Slot, execution: VllmExecution) -> dict[str, str]:
         "HF_HUB_OFFLINE": "1",
         "VLLM_NO_USAGE_STATS": "1",
         "VLLM_SERVER_DEV_MODE": "1",  # opens resetting the prefix cache and updating weights, on the loopback only
+        "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1",
     }
     if slot.devices is not None:
         given["CUDA_VISIBLE_DEVICES"] = ",".join(slot.devices)

@@ -1,10 +1,11 @@
 """A server that somebody else has started: it is asked, never stopped, and left as it is unless that is allowed."""
 
 from collections.abc import Callable
+from pathlib import Path
 
 from schemas.errors import StageFailed
 from stages.rollouts.engines.base import PolicyFiles
-from stages.rollouts.workers.server import Server
+from stages.rollouts.workers.server import Server, ServerFault
 from stages.rollouts.workers.settings import VllmExecution
 from stages.rollouts.workers.worker import Worker
 
@@ -34,9 +35,14 @@ class GivenWorker(Worker):
 
     async def _bring_up(self, policy: PolicyFiles) -> None:
         models = await self._server.models()
-        if not models:
+        own = [model for model in models if not model.is_adapter]
+        if not own:
             raise StageFailed(f"{self.name} serves no model")
-        self._recognise(await self._server.version(), models[0])
+        await self._recognise(own[0])
+        if policy.adapter is not None:
+            if policy.adapter_name not in [model.name for model in models]:
+                await self._load_adapter(policy.adapter_name, policy.adapter)
+            self._model = policy.adapter_name
         try:
             await self._check(policy)
         except StageFailed as fault:
@@ -45,3 +51,16 @@ class GivenWorker(Worker):
                 raise StageFailed(fault.message, hint=f"{fault.hint}; {hint}" if fault.hint else hint) from fault
             await self._server.call_workers("reload_weights", weights_path=str(policy.folder))
             await self._check_change(policy)
+
+    async def _load_adapter(self, name: str, folder: Path) -> None:
+        """It stays loaded, as others may use it; a server drops those that nobody does."""
+        try:
+            await self._server.load_adapter(name, str(folder))
+        except ServerFault as fault:
+            if fault.status is None:
+                raise
+            raise StageFailed(
+                f"{self.name} does not load the adapter: {fault}",
+                hint=f"it must see the folder {folder}, and run with --enable-lora, a --max-lora-rank of the adapter's "
+                "rank or more, and VLLM_ALLOW_RUNTIME_LORA_UPDATING=True",
+            ) from fault

@@ -13,8 +13,8 @@ import aiohttp
 from schemas.errors import StageFailed
 from stages.rollouts.checkpoint import model_config
 from stages.rollouts.engines.base import PolicyFiles
-from stages.rollouts.workers.answers import UnusableAnswer
-from stages.rollouts.workers.command import RELOAD_METHOD, Slot, command
+from stages.rollouts.workers.command import RELOAD_METHOD, Slot, adapter_rank, command, served_rank
+from stages.rollouts.workers.dialects import UnusableAnswer
 from stages.rollouts.workers.ports import HeldPort, hold_port
 from stages.rollouts.workers.process import ServerProcess
 from stages.rollouts.workers.server import Server, ServerFault
@@ -53,6 +53,13 @@ class LocalWorker(Worker):
         self._port: HeldPort | None = None
         self._shape: object = None
         """Of the model that it was started with; another one needs another start."""
+        self._max_rank = 0
+        """Of the adapters that it was started for; 0: none."""
+        self._base_name = ""
+        self._weights: Path | None = None
+        """Of the checkpoint that it has; None: not known."""
+        self._adapter_name: str | None = None
+        """Of the adapter that it has."""
         self._updates_in_place = execution.update != "restart"
 
     @property
@@ -88,10 +95,11 @@ class LocalWorker(Worker):
 
     async def _bring_up(self, policy: PolicyFiles) -> None:
         is_running = self._process is not None and self._process.exit_code is None
-        if is_running and self._updates_in_place and self._shape == model_config(policy.folder):
+        fits = self._shape == model_config(policy.folder) and adapter_rank(policy) <= self._max_rank
+        if is_running and self._updates_in_place and fits:
             try:
-                await self.server.call_workers(RELOAD_METHOD, folder=str(policy.folder))
-                await self._check_change(policy)
+                is_base_there = policy.adapter is not None and self._weights == policy.folder
+                await self._update(policy, with_weights=not is_base_there)
                 return
             except (StageFailed, ServerFault, UnusableAnswer) as fault:
                 if self._execution.update == "in_place":
@@ -99,6 +107,21 @@ class LocalWorker(Worker):
                 LOG.warning("%s cannot be updated in place and is restarted: %s", self.name, fault)
                 self._updates_in_place = not isinstance(fault, StageFailed)  # wrong once, wrong again
         await self._start(policy)
+        await self._update(policy, with_weights=False)
+
+    async def _update(self, policy: PolicyFiles, *, with_weights: bool) -> None:
+        """Gives the running server the policy's adapter, if it has one, and the weights of its checkpoint if told."""
+        if self._adapter_name is not None:
+            name, self._adapter_name = self._adapter_name, None
+            await self.server.unload_adapter(name)
+        if with_weights:
+            self._weights = None
+            await self.server.call_workers(RELOAD_METHOD, folder=str(policy.folder))
+            self._weights = policy.folder
+        self._model = self._base_name
+        if policy.adapter is not None:
+            await self.server.load_adapter(policy.adapter_name, str(policy.adapter))
+            self._model = self._adapter_name = policy.adapter_name
         await self._check_change(policy)
 
     async def _start(self, policy: PolicyFiles) -> None:
@@ -108,7 +131,7 @@ class LocalWorker(Worker):
             self._port = hold_port(None if first is None else first + self._slot.index)
             name = f"policy-{secrets.token_hex(4)}"  # nobody else's
             words, environment = command(
-                policy.folder, name, self._port.number, self._slot, self._config, self._execution, self._python
+                policy, name, self._port.number, self._slot, self._config, self._execution, self._python
             )
             self._server = Server(f"http://127.0.0.1:{self._port.number}", self._session)
             self._process = ServerProcess(words, environment, self._log_file, _GRACE_S)
@@ -120,8 +143,9 @@ class LocalWorker(Worker):
         served = {model.name: model for model in await self.server.models()}
         if name not in served:
             raise StageFailed(f"{self.name}: another server answers at {self.server.place}")
-        self._recognise(await self.server.version(), served[name])
-        self._shape = model_config(policy.folder)
+        await self._recognise(served[name])
+        self._shape, self._max_rank = model_config(policy.folder), served_rank(policy, self._execution)
+        self._base_name, self._weights, self._adapter_name = name, policy.folder, None
 
     async def _is_ready(self) -> bool:
         """Waits until it answers. False: its port was taken from it.

@@ -32,6 +32,7 @@ class Model:
 
     name: str
     context_length: int | None
+    is_adapter: bool
 
 
 @dataclass(frozen=True)
@@ -59,9 +60,8 @@ class Server:
         return str((await self._json("GET", "/version")).get("version", "unknown"))
 
     async def models(self) -> list[Model]:
-        """Without the adapters."""
         listed = (await self._json("GET", "/v1/models")).get("data", [])
-        return [Model(str(one["id"]), one.get("max_model_len")) for one in listed if not one.get("parent")]
+        return [Model(str(one["id"]), one.get("max_model_len"), bool(one.get("parent"))) for one in listed]
 
     async def check_health(self, timeout_s: float) -> None:
         """Raises ServerFault unless it says that it is well."""
@@ -75,8 +75,15 @@ class Server:
             progress=_sum(text, "generation_tokens_total") + _sum(text, "prompt_tokens_total"),
         )
 
-    async def complete(self, body: dict[str, Any], timeout_s: float = _LONG_S) -> bytes:
-        return await self._ask("POST", "/v1/completions", body, timeout_s)
+    async def complete(self, path: str, body: dict[str, Any], timeout_s: float = _LONG_S) -> bytes:
+        return await self._ask("POST", path, body, timeout_s)
+
+    async def load_adapter(self, name: str, folder: str) -> None:
+        """Loads a LoRA adapter that the server finds in ``folder``."""
+        await self._ask("POST", "/v1/load_lora_adapter", {"lora_name": name, "lora_path": folder}, _LONG_S)
+
+    async def unload_adapter(self, name: str) -> None:
+        await self._ask("POST", "/v1/unload_lora_adapter", {"lora_name": name}, _SHORT_S)
 
     async def reset_prefix_cache(self) -> bool | None:
         """Whether it is empty now; None: this server does not offer it."""

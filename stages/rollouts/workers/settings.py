@@ -19,9 +19,9 @@ EXECUTION_ARGS = frozenset(
 """vLLM's arguments of which samples do not depend, but for the last bits of the arithmetic."""
 OWN_ARGS = frozenset(
     {
-        "api_key", "config", "dtype", "generation_config", "host", "logprobs_mode", "lora_modules", "model", "port",
-        "return_tokens_as_token_ids", "seed", "served_model_name", "tensor_parallel_size", "tokenizer", "uds",
-        "uvicorn_log_level", "worker_extension_cls",
+        "api_key", "config", "dtype", "enable_lora", "enable_scale_out", "generation_config", "host", "logprobs_mode",
+        "lora_modules", "max_lora_rank", "model", "port", "return_tokens_as_token_ids", "seed", "served_model_name",
+        "tensor_parallel_size", "tokenizer", "uds", "uvicorn_log_level", "worker_extension_cls",
     }
 )  # fmt: skip
 """Those that Rollmill sets itself."""
@@ -67,6 +67,9 @@ class VllmExecution(ConfigModel):
     """Arguments of vLLM's server that change no sample (``gpu_memory_utilization``, ``max_num_seqs``, …)."""
     env: dict[str, str] = Field(default_factory=dict)
     """Environment variables of the workers, besides the pipeline's own. Not for credentials."""
+    lora_rank: int | None = Field(default=None, ge=1, le=512)
+    """Workers are started ready for adapters up to this rank. None: for the policy that they start with, so the first
+    adapter of a training, and one of a higher rank, costs a restart."""
     update: Literal["auto", "in_place", "restart"] = "auto"
     """How a running worker gets another policy. auto: in place, and where that does not give the right numbers, by a
     restart; given workers are left as they are. in_place: also given ones, which must see the folder of the policy."""

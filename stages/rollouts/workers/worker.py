@@ -9,12 +9,13 @@ from collections.abc import Callable
 
 from schemas.errors import StageFailed
 from stages.rollouts.engines.base import GenerationRequest, PolicyFiles
-from stages.rollouts.workers.answers import Answer, UnusableAnswer, sampled, sampling_body
+from stages.rollouts.workers.answers import Answer, sampled, sampling_of
 from stages.rollouts.workers.command import is_too_old
+from stages.rollouts.workers.dialects import DIALECTS, UnusableAnswer
 from stages.rollouts.workers.limit import Limit
 from stages.rollouts.workers.server import Load, Model, Server, ServerFault
 from stages.rollouts.workers.settings import VllmExecution
-from stages.rollouts.workers.verify import verify
+from stages.rollouts.workers.verify import Probing, dialect_of, verify
 
 LOG = logging.getLogger("rollmill.vllm")
 _LONGEST_PAUSE_S = 60.0
@@ -50,6 +51,8 @@ class Worker(ABC):
         self._tolerance = tolerance
         self._changed = changed
         self._model = ""
+        """Its name at the server; an adapter has one of its own."""
+        self._dialect = DIALECTS[-1]
         self._salt = ""
         """Of the prefix cache: nothing that was computed before the policy was taken is ever used after it."""
         self._calls: set[asyncio.Task[bytes]] = set()
@@ -124,11 +127,13 @@ class Worker(ABC):
             UnusableAnswer: it answered something else.
         """
         assert self.policy is not None
-        body = sampling_body(request) | {"model": self._model, "cache_salt": self._salt}
-        call = asyncio.ensure_future(self.server.complete(body, self._execution.request_timeout_s))
+        dialect = self._dialect
+        body = dialect.body(request.prompt_ids.tolist(), sampling_of(request))
+        body |= {"model": self._model, "cache_salt": self._salt}
+        call = asyncio.ensure_future(self.server.complete(dialect.path, body, self._execution.request_timeout_s))
         self._calls.add(call)
         try:
-            answer = sampled(await call, request, vocabulary)
+            answer = sampled(dialect.read(await call), request, vocabulary)
         except asyncio.CancelledError:
             task = asyncio.current_task()
             if task is not None and task.cancelling():
@@ -173,12 +178,15 @@ class Worker(ABC):
         await self._check(policy)
 
     async def _check(self, policy: PolicyFiles) -> None:
-        await verify(self.server, self._model, policy, self._tolerance)
+        await verify(Probing(self.server, self._dialect, self._model), policy, self._tolerance)
 
-    def _recognise(self, version: str, model: Model) -> None:
+    async def _recognise(self, model: Model) -> None:
+        """Takes in who answers there, before it has proved anything."""
+        version = await self.server.version()
         if is_too_old(version):
             raise StageFailed(f"{self.name} runs vLLM {version}, and 0.20 is the oldest that is spoken here")
         self.version, self._model, self.context_length = version, model.name, model.context_length
+        self._dialect = await dialect_of(self.server, model.name, 0)
 
     async def _watch(self) -> str:
         """Returns what is wrong as soon as something is."""

@@ -42,6 +42,11 @@ class StandIn:
         self.reloads = True
         """Whether it takes new weights when it says that it does."""
         self.offers_reset = True
+        self.speaks_tokens = False
+        """Whether it has the token API, too."""
+        self.takes_adapters = True
+        self.adapters: dict[str, float] = {"an-adapter": 0.0}
+        """What those that are loaded add to all logprobs, by name."""
         self.seconds = 0.0
         """That an answer takes."""
         self.slow_seeds: set[int] = set()
@@ -89,6 +94,8 @@ class StandIn:
                 web.get("/metrics", self._metrics),
                 web.get("/v1/models", self._models),
                 web.post("/v1/completions", self._completions),
+                web.post("/inference/v1/generate", self._generate),
+                web.post("/v1/load_lora_adapter", self._load_adapter),
                 web.post("/reset_prefix_cache", self._reset),
                 web.post("/collective_rpc", self._call),
             ]
@@ -123,9 +130,9 @@ class StandIn:
         return web.Response(text="\n".join(lines) + "\n")
 
     async def _models(self, request: web.Request) -> web.Response:
-        models = [
-            {"id": "an-adapter", "parent": "base", "max_model_len": self.context},
+        models: list[dict[str, Any]] = [
             {"id": "base", "parent": None, "max_model_len": self.context},
+            *[{"id": name, "parent": "base", "max_model_len": self.context} for name in self.adapters],
         ]
         return web.json_response({"data": models})
 
@@ -140,10 +147,30 @@ class StandIn:
             self.shift = float((Path(body["kwargs"]["weights_path"]) / "shift").read_text())
         return web.json_response({"results": [None]})
 
-    async def _completions(self, request: web.Request) -> web.Response:
+    async def _load_adapter(self, request: web.Request) -> web.Response:
         body = await request.json()
-        assert body["model"] == "base"
-        logprob = float(-np.log(self.vocabulary)) + self.shift
+        if not self.takes_adapters:
+            return web.json_response({"detail": "Not Found"}, status=404)
+        self.events.append(f"load {body['lora_name']}")
+        self.adapters[body["lora_name"]] = float((Path(body["lora_path"]) / "shift").read_text())
+        return web.Response(text="Success")
+
+    async def _generate(self, request: web.Request) -> web.Response:
+        if not self.speaks_tokens:
+            return web.json_response({"error": {"message": "Scale-out endpoints are disabled."}}, status=403)
+        body = await request.json()
+        self.events.append("generate")
+        asked = {"prompt": body["token_ids"], "model": body["model"], **body["sampling_params"]}
+        answered = await self._answer(asked)
+        assert answered.body is not None
+        return web.json_response(_in_tokens(json.loads(bytes(answered.body))))  # type: ignore[arg-type]
+
+    async def _completions(self, request: web.Request) -> web.Response:
+        return await self._answer(await request.json())
+
+    async def _answer(self, body: dict[str, Any]) -> web.Response:
+        added = 0.0 if body["model"] == "base" else self.adapters[body["model"]]
+        logprob = float(-np.log(self.vocabulary)) + self.shift + added
         if "prompt_logprobs" in body:
             told: list[Any] = [None, *[{str(token): {"logprob": logprob, "rank": 1}} for token in body["prompt"][1:]]]
             return web.json_response({"choices": [{"prompt_logprobs": told, "token_ids": [0]}]})
@@ -223,3 +250,13 @@ def _completion(body: dict[str, Any], ids: list[int], logprob: float) -> dict[st
         "logprobs": {"token_logprobs": [logprob] * len(ids), "tokens": [f"token_id:{token}" for token in ids]},
     }
     return {"choices": [choice]}
+
+
+def _in_tokens(told: dict[str, Any]) -> dict[str, Any]:
+    """The same answer in the form of the token API."""
+    (choice,) = told["choices"]
+    whole = {name: choice.pop(name, None) for name in ("prompt_token_ids", "prompt_logprobs")}
+    if "logprobs" in choice:
+        pairs = zip(choice["token_ids"], choice["logprobs"]["token_logprobs"], strict=True)
+        choice["logprobs"] = {"content": [{"token_id": token, "logprob": logprob} for token, logprob in pairs]}
+    return whole | {"choices": [choice]}

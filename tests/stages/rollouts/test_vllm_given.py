@@ -85,6 +85,55 @@ def test_calls_are_answered_with_their_own_ids_by_named_workers(servers, attach,
     assert engine.context_length == CONTEXT
 
 
+def test_a_server_with_the_token_api_is_asked_in_it(servers, attach, policy):
+    (server,) = servers()
+    server.speaks_tokens = True
+    engine = attach([server])
+    with engine.serving(policy):
+        requests = calls(8)
+        assert_answered(ask(engine, requests), requests, policy)
+    assert server.events.count("generate") > 8, "the probe and the calls"
+
+
+def adapter_policy(folder, shift):
+    """An adapter of the stand-ins' policy that adds ``shift`` to all its logprobs."""
+    adapter, base = folder / f"adapter{shift}", uniform_policy(folder / "base")
+    adapter.mkdir()
+    (adapter / "shift").write_text(str(shift))
+    moved = replace(base.probe, logprobs=[one + np.float32(shift) for one in base.probe.logprobs])
+    return replace(base, policy_id=f"{shift:f}".ljust(64, "0"), probe=moved, adapter=adapter, digest=f"{shift:f}")
+
+
+def test_adapters_are_loaded_under_names_of_their_own_and_only_once(servers, attach, policy, tmp_path):
+    (server,) = servers()
+    engine = attach([server])
+    small, large = adapter_policy(tmp_path / "a", -0.5), adapter_policy(tmp_path / "b", -1.0)
+    for current, shift in ((small, -0.5), (large, -1.0), (policy, 0.0), (small, -0.5)):
+        with engine.serving(current):
+            found = ask(engine, calls(4))
+        assert np.allclose([one.logprobs for one in found], LOGPROB + shift)
+        assert {one.policy_id for one in found} == {current.policy_id}
+    loads = [event for event in server.events if event.startswith("load")]
+    assert loads == [f"load {one.adapter_name}" for one in (small, large)]
+    assert [body["model"] for body in server.asked[::4]] == [
+        small.adapter_name, large.adapter_name, "base", small.adapter_name,
+    ]  # fmt: skip
+
+
+def test_an_adapter_on_another_base_is_refused_by_how_much(servers, attach, tmp_path):
+    (server,) = servers()
+    server.shift = -0.25
+    with pytest.raises(StageFailed, match=r"off by up to 0\.25"):
+        attach([server]).load(adapter_policy(tmp_path, -0.5))
+
+
+def test_a_server_that_takes_no_adapters_is_told_how_it_would(servers, attach, tmp_path):
+    (server,) = servers()
+    server.takes_adapters = False
+    with pytest.raises(StageFailed, match=r"does not load the adapter.*\n.*--enable-lora"):
+        attach([server]).load(adapter_policy(tmp_path, -0.5))
+
+
 def test_a_group_goes_to_one_worker_and_groups_are_spread(servers, attach, policy):
     both = servers(2)
     engine = attach(both)

@@ -35,5 +35,16 @@ def test_a_server_that_loses_room_gets_less():
     for _ in range(10):
         limit.observe(Load(limit.value, 0, 0), limit.value)
     assert limit.value == 1024
-    limit.observe(Load(20, 1004, 0), 1024)
+    for _ in range(2):
+        limit.observe(Load(20, 1004, 0), 1024)
     assert limit.value == 40
+
+
+def test_the_first_moment_of_a_burst_takes_no_room_away():
+    limit = Limit(1024)
+    limit.observe(Load(running=1, waiting=255, progress=0), 256)
+    assert limit.value == 256
+    limit.observe(Load(running=250, waiting=6, progress=0), 256)
+    assert limit.value == 512
+    limit.observe(Load(running=0, waiting=512, progress=0), 512)
+    assert limit.value == 512

@@ -28,7 +28,7 @@ from stages.rollouts.engines.vllm import VllmEngine
 from stages.rollouts.workers.command import slots, vllm_python
 from stages.rollouts.workers.local import LocalWorker
 from stages.rollouts.workers.settings import VllmConfig, VllmExecution
-from tests.stages.rollouts.policies import make_policy
+from tests.stages.rollouts.policies import make_adapter, make_policy
 from tests.stages.rollouts.processes import descendants, eventually, is_free, is_running, own_children
 from tests.stages.rollouts.stored import frame, request, rolled_out, stored_policy, stored_tasks
 
@@ -58,7 +58,7 @@ def taken_port():
 def live(python, taken_port, policy, tmp_path_factory):
     """An engine with one worker; each test loads the policy that it wants."""
     execution = VllmExecution(
-        python=python, workers=1, port=taken_port, env=SMALL, args={"max_num_seqs": 64}, update="auto",
+        python=python, workers=1, port=taken_port, env=SMALL, args={"max_num_seqs": 64}, update="auto", lora_rank=8,
         log_dir=str(tmp_path_factory.mktemp("logs")), hang_timeout_s=10, health_interval_s=0.5, backoff_s=0.5,
     )  # fmt: skip
     engine = VllmEngine(CONFIG, execution, probe_tolerance=1e-4)
@@ -216,6 +216,63 @@ def test_another_policy_is_put_into_the_running_worker_and_nothing_of_the_old_on
         found.append(ids_of(generations))
     assert found[0] == found[2] != found[1]
     assert worker_of(live)._process is process
+
+
+@pytest.fixture(scope="module")
+def adapters(policy, tmp_path_factory):
+    """Two adapters of ``policy``, and for each a checkpoint that it is merged into."""
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM
+
+    made = []
+    for seed in (1, 2):
+        folder = tmp_path_factory.mktemp("adapter")
+        adapter = make_adapter(policy, folder / "adapter", seed)
+        assert adapter.adapter is not None
+        model = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(policy.folder), adapter.adapter)
+        model.merge_and_unload().save_pretrained(folder / "merged")
+        made.append((replace(adapter, digest=f"{seed:08d}"), replace(policy, folder=folder / "merged")))
+    return made
+
+
+def test_adapters_come_and_go_in_the_running_worker_and_its_logprobs_are_the_trainers(live, policy, adapters):
+    requests = [GenerationRequest(prompt, PLAIN, seed=n) for n, prompt in enumerate(prompts(12, longest=200))]
+    live.load(policy)
+    process = worker_of(live)._process
+    found = []
+    (one, _), (two, _) = adapters
+    for current, merged in [*adapters, (policy, policy), adapters[0]]:
+        began = time.monotonic()
+        with live.serving(current):
+            assert time.monotonic() - began < 10
+            generations = ask(live, requests)
+        assert {generation.policy_id for generation in generations} == {current.policy_id}
+        assert difference(merged, requests, generations).max() < 1e-4
+        found.append(ids_of(generations))
+    assert found[0] == found[3]
+    assert found[0] != found[1] != found[2] != found[0]
+    assert worker_of(live)._process is process
+    served = [model.name for model in live._in_loop(worker_of(live).server.models()).result()]
+    assert one.adapter_name in served
+    assert two.adapter_name not in served, "it was unloaded"
+
+
+def test_an_adapter_on_the_wrong_base_does_not_serve(live, policy, other_policy, adapters):
+    """Neither in a server of others, which is left as it is, nor in one of ours, with by how much it is off."""
+    (adapter, _), (right, merged) = adapters
+    live.load(other_policy)
+    execution = VllmExecution(workers=[f"http://{worker_of(live).server.place}"])
+    attached = VllmEngine(CONFIG, execution, probe_tolerance=1e-4)
+    try:
+        with pytest.raises(StageFailed, match=r"off by up to \d.*\n.*left as it is"):
+            attached.load(adapter)
+        live.policy_id = None
+        live.load(policy)
+        with attached.serving(right):  # on the base that is there now
+            requests = [GenerationRequest(prompt, PLAIN, seed=n) for n, prompt in enumerate(prompts(4))]
+            assert difference(merged, requests, ask(attached, requests)).max() < 1e-4
+    finally:
+        attached.close()
 
 
 def test_vllms_own_reload_on_the_cpu_keeps_a_tied_head_and_is_found_out(live, policy, other_policy):
