@@ -22,8 +22,8 @@ demo: $(VENV)/.installed  ## train a small policy from nothing, in about a minut
 
 vllm: $(VLLM_VENV)/.installed  ## .venv-vllm with vLLM in it, which the engine `vllm` finds there
 
-test: $(VENV)/.installed-dev  ## all tests, the slow ones with a real model too
-	$(BIN)/python -m pytest -m "not vllm"
+test: $(VENV)/.installed-dev $(VLLM_VENV)/.installed  ## all tests, those with a real model and real vLLM workers too
+	$(BIN)/python -m pytest
 
 test-vllm: $(VENV)/.installed-dev $(VLLM_VENV)/.installed  ## the tests that start real vLLM workers
 	$(BIN)/python -m pytest -m vllm
@@ -38,7 +38,7 @@ lint: $(VENV)/.installed-dev  ## ruff, lint and format
 types: $(VENV)/.installed-dev  ## mypy on the whole tree
 	$(BIN)/mypy
 
-bench: $(VENV)/.installed-dev  ## the budgets, measured in one run
+bench: $(VENV)/.installed-dev $(VLLM_VENV)/.installed  ## the budgets, measured in one run
 	$(BIN)/python -m tests.benchmarks
 
 clean:  ## removes .venv and caches; stores are left alone

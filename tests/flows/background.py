@@ -37,10 +37,14 @@ class Background:
             time.sleep(0.1)
 
     def ended_by(self, number: signal.Signals, timeout_s: float) -> int:
-        """Sends the signal and returns the exit code; nothing that it started may be left by then."""
+        """Sends the signal and returns the exit code; nothing that it started may be left soon after."""
         self.process.send_signal(number)
+        return self.wait(timeout_s)
+
+    def wait(self, timeout_s: float) -> int:
+        """Waits for its end and returns the exit code; nothing that it started may be left soon after."""
         code = self.process.wait(timeout_s)
-        end = time.monotonic() + 5
+        end = time.monotonic() + 15
         while left := self.left():
             assert time.monotonic() < end, f"processes {left} outlive it"
             time.sleep(0.05)

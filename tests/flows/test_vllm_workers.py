@@ -1,0 +1,149 @@
+"""Whole commands with real vLLM workers: how they end, nothing of the workers outlives them; what was made is kept."""
+
+import os
+import re
+import signal
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pytest
+import yaml
+
+import rollmill as public
+from stages.artifacts.adapters import base_of
+from stages.artifacts.store import open_store
+from stages.rollouts.workers.command import vllm_python
+from stages.rollouts.workers.settings import VllmExecution
+from tests.flows.background import background
+from tests.flows.commands import command, rollmill_process
+from tests.flows.trained import recipe
+from tests.stages.rollouts.processes import descendants, is_free
+
+pytestmark = [pytest.mark.slow, pytest.mark.vllm]
+
+WORKER = {"VLLM_CPU_KVCACHE_SPACE": "1"}
+
+
+@pytest.fixture
+def written(grader_file, tmp_path):
+    """Writes the tiny recipe with vLLM as its engine, and some settings changed; returns the file."""
+
+    def write(engine=None, **changed):
+        vllm = {"type": "vllm", "python": vllm_python(VllmExecution()), "workers": 1, "env": WORKER, **(engine or {})}
+        settings: dict[str, Any] = recipe(grader_file) | changed
+        settings["rollouts"] = settings["rollouts"] | {"engine": vllm}
+        file = tmp_path / "recipe.yaml"
+        file.write_text(yaml.safe_dump(settings))
+        return file
+
+    return write
+
+
+BROKEN = """
+import rollmill
+
+@rollmill.evaluator(version="1")
+def broken(task, episode):
+    raise RuntimeError("no")
+"""
+MANY = {
+    "rollouts": {"n": 4, "batch": {"size": 64}, "sampling": {"max_tokens": 48}},
+    "tasks": {"benchmark": "arithmetic", "split": "train", "limit": 64},
+    "execution": {"rollouts": {"shard_tasks": 2, "threads": 1}, "rewards": {"workers": 1}},
+    "iterations": 1,
+}
+"""Rollouts of many shards, each of which takes a while."""
+
+
+def n_shards(store):
+    return len(list(Path(store).glob("artifacts/rollouts/*/receipts/*.json")))
+
+
+def name_of(process_id):
+    try:
+        return Path(f"/proc/{process_id}/cmdline").read_text().split("\0")
+    except (FileNotFoundError, ProcessLookupError):
+        return []
+
+
+def workers_of(pipeline):
+    """The processes of a command's vLLM servers, and the servers' ports."""
+    family = descendants(pipeline)
+    servers = [words for words in map(name_of, family) if "--port" in words and not any("guard" in w for w in words)]
+    return family, [int(words[words.index("--port") + 1]) for words in servers]
+
+
+def test_training_an_adapter_changes_it_in_one_running_worker(written, tmp_path):
+    file = written({"lora_rank": 8}, update={"optimizer": {"lr": 0.05}, "lora": {"rank": 4, "alpha": 16}}, iterations=3)
+    done = rollmill_process("train", file, "run=lora", "--store", tmp_path / "store", cwd=tmp_path, timeout_s=400)
+    assert done.code == 0, done.text
+    store = open_store(str(tmp_path / "store"))
+    records = store.iterations("lora")
+    policies = [store.manifest(record.artifacts["policy"]) for record in records]
+    assert len({base_of(policy) for policy in policies}) == 1
+    metrics = public.scan("lora", "metrics", store=store).filter(stage="policy").collect()
+    apart = metrics.filter(pl.col("name") == "sampler_trainer_logprob_diff_max")["value"].to_list()
+    assert len(apart) == 3
+    assert max(apart) < 1e-4
+    (log,) = Path(tmp_path).rglob("vllm-*.log")
+    assert len(re.findall("Loaded new LoRA adapter", log.read_text())) == 2
+    ports = re.findall(r"--port[ =](\d+)|'port': (\d+)", log.read_text())
+    assert ports
+    assert all(is_free(int(a or b)) for a, b in ports)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_a_command_that_is_ended_while_its_workers_generate_leaves_nothing_and_goes_on(written, tmp_path, number):
+    store = tmp_path / "store"
+    file = written(**MANY)
+    words = ["train", file, "run=ended", "--store", store]
+    with background(command(*words), tmp_path / "log", {}, tmp_path) as running:
+        running.wait_until(lambda: n_shards(store) >= 3, timeout_s=150)
+        _, ports = workers_of(running.process.pid)
+        assert len(ports) == 1
+        running.ended_by(number, timeout_s=40)
+        assert "Traceback" not in running.output
+    assert all(map(is_free, ports))
+    kept = n_shards(store)
+    done = rollmill_process(*words, cwd=tmp_path, timeout_s=300)
+    assert done.code == 0, done.text
+    assert n_shards(store) > kept >= 3
+
+
+def test_a_command_that_fails_leaves_no_worker(written, tmp_path):
+    grader = tmp_path / "broken.py"
+    grader.write_text(BROKEN)
+    file = written(rewards={"grader": f"{grader}:broken"})
+    words = command("train", file, "run=bad", "--store", tmp_path / "store")
+    with background(words, tmp_path / "log", {}, tmp_path) as running:
+        running.wait_until(lambda: bool(workers_of(running.process.pid)[1]), timeout_s=100)
+        _, ports = workers_of(running.process.pid)
+        assert running.wait(timeout_s=150) == 1
+        assert "Traceback" not in running.output
+    assert all(map(is_free, ports))
+
+
+def test_when_all_workers_are_gone_the_command_says_so_in_time_and_keeps_what_is_finished(written, tmp_path):
+    store, broken = tmp_path / "store", tmp_path / "python"
+    real = vllm_python(VllmExecution())
+    broken.write_text(f'#!/bin/sh\n[ -e {tmp_path}/gone ] && exit 3\nexec {real} "$@"\n')
+    broken.chmod(0o755)
+    settings = {"python": str(broken), "max_failures": 2, "backoff_s": 0.2, "health_interval_s": 0.2}
+    file = written(settings, **MANY)
+    words = ["train", file, "run=gone", "--store", store]
+    with background(command(*words), tmp_path / "log", {}, tmp_path) as running:
+        running.wait_until(lambda: n_shards(store) >= 3, timeout_s=150)
+        (tmp_path / "gone").touch()
+        for one in workers_of(running.process.pid)[0]:
+            if any("EngineCore" in word for word in name_of(one)):
+                os.kill(one, signal.SIGKILL)
+        assert running.wait(timeout_s=60) == 1
+        assert "all workers are gone" in running.output
+        assert "Traceback" not in running.output
+    kept = n_shards(store)
+    assert kept >= 3
+    (tmp_path / "gone").unlink()
+    done = rollmill_process(*words, cwd=tmp_path, timeout_s=300)
+    assert done.code == 0, done.text
+    assert n_shards(store) > kept
