@@ -310,7 +310,7 @@ def test_a_cancelled_call_is_taken_back_from_the_server(servers, attach, policy)
 def test_concurrency_shrinks_to_what_the_server_can_take(servers, attach, policy):
     (server,) = servers()
     server.seconds = 2.0  # it runs 4 at a time, and lets the rest wait
-    engine = attach([server])
+    engine = attach([server], stall_timeout_s=30)
 
     async def run():
         asked = [asyncio.create_task(engine.generate(call)) for call in calls(400)]
