@@ -2,11 +2,11 @@
 
 import threading
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from contextvars import copy_context
 from typing import Generic, TypeVar
 
-from flows.execute import end_with_main_thread, wait_for
+from flows.execute import end_with_main_thread
 
 Result = TypeVar("Result")
 
@@ -28,7 +28,8 @@ class Ahead(Generic[Result]):
     def settle(self) -> None:
         """Waits until it has ended, well or not."""
         try:
-            wait_for([self._outcome])
+            while not self._outcome.done():  # in short waits: polars' signal handler keeps interrupts from long ones
+                wait([self._outcome], timeout=0.5)
         except BaseException:  # interrupted, or asked to terminate
             self.abandon()
             raise

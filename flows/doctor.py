@@ -11,7 +11,16 @@ from typing import Literal
 from schemas.errors import RollmillError
 
 _NEEDED = ("prefect", "pyarrow", "polars", "fsspec", "torch", "transformers", "deepspeed", "math-verify", "pebble")
-_OPTIONAL = {"s3fs": "s3:// stores (extra s3)", "gguf": "GGUF files (extra gguf)"}
+_OPTIONAL = {
+    "s3fs": "s3:// stores (extra s3)",
+    "gguf": "GGUF files (extra gguf)",
+    "prefect-ray": "rollouts in a Ray cluster (extra ray)",
+    "prefect-dask": "rollouts in a Dask cluster (extra dask)",
+}
+_VLLM_VERSION = """
+from importlib.metadata import packages_distributions, version
+print(version(packages_distributions()["vllm"][0]))
+"""
 
 
 @dataclass(frozen=True)
@@ -70,16 +79,10 @@ def _vllm() -> Finding:
         python = vllm_python(VllmExecution())
     except RollmillError as error:
         return Finding("off", "engine vllm", str(error).replace("\n", ": "))
-    asked = subprocess.run(
-        [python, "-c", "import importlib.util as u; print(u.find_spec('vllm') is not None)"],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    if asked.stdout.strip() != "True":
+    asked = subprocess.run([python, "-c", _VLLM_VERSION], capture_output=True, text=True, timeout=60, check=False)
+    if asked.returncode:
         return Finding("bad", "engine vllm", f"{python} has no vllm; make one that does with `make vllm`")
-    return Finding("ok", "engine vllm", f"can start its workers ({python})")
+    return Finding("ok", "engine vllm", f"{asked.stdout.strip()}, can start its workers ({python})")
 
 
 def _compiler() -> Finding:

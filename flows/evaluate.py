@@ -42,9 +42,16 @@ def evaluate_run(store: Store, recipe: EvaluateRecipe, run: str, reporter: Repor
     """Runs what the store does not hold yet of a resolved recipe, inside a Prefect flow."""
     begin_run(store, run, "evaluate", recipe.identity())
     how = recipe.execution
-    executor = Executor(
+    with Executor(
         store, reporter, seed=recipe.seed, single_writer=how.single_writer, shards_at_once=how.shards_at_once
-    )
+    ) as executor:
+        _evaluate(executor, recipe, run)
+        executor.say_what_was_reused()
+    return run
+
+
+def _evaluate(executor: Executor, recipe: EvaluateRecipe, run: str) -> None:
+    store, how = executor.store, recipe.execution
     tasks = tasks_of(executor, recipe)
     policy = starting_policy(executor, recipe)
     rollouts = executor.run(
@@ -72,5 +79,3 @@ def evaluate_run(store: Store, recipe: EvaluateRecipe, run: str, reporter: Repor
         )
     )
     end_run(store, run, 1, report.ref)
-    executor.say_what_was_reused()
-    return run

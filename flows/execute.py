@@ -6,26 +6,31 @@ task receives is plain JSON that names the store, the stage, its config and its 
 
 import atexit
 import os
+import socket
 import sys
 import threading
+import time
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Future, wait
-from contextlib import ExitStack
+from pathlib import Path
+from types import TracebackType
 from typing import Any
 
 from prefect import task
 from prefect.cache_policies import NO_CACHE
-from prefect.futures import PrefectConcurrentFuture
-from prefect.task_runners import ThreadPoolTaskRunner
 
+from flows.clusters import Cluster, start_cluster
 from flows.progress import Reporter, report
 from flows.registry import stage_named
 from schemas.artifacts import Manifest, Plan, Record, Ref
 from schemas.config import ConfigModel, validated
+from schemas.errors import StageFailed
+from schemas.runner import RunnerConfig
 from stages.artifacts import commit
 from stages.artifacts.code import changes_since
 from stages.artifacts.layout import plan_path, read_record
 from stages.artifacts.store import Store, open_store
+
+_LOOK_S = 0.05
 
 
 class StageCall(Record):
@@ -74,6 +79,17 @@ class Executor:
         self.shards_at_once = shards_at_once
         self.executed: list[Manifest] = []
         self.reused: list[Manifest] = []
+        self._clusters: dict[str, Cluster] = {}
+        """Those in other processes, which are kept from stage to stage."""
+
+    def __enter__(self) -> "Executor":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        while self._clusters:
+            self._clusters.popitem()[1].close()
 
     def run(
         self,
@@ -100,9 +116,10 @@ class Executor:
             draw=self.draw if stage_named(name).stochastic else 0,
         )
         request = call.request(self.store)
+        runner: RunnerConfig = getattr(execution, "runner", RunnerConfig())
         with self.reporter.stage(title or name, request.key):
             outcome = commit.materialise(
-                self.store, request, map_shards=lambda _, shards: self._submit(call, request.key, shards)
+                self.store, request, map_shards=lambda _, shards: self._submit(call, request.key, shards, runner)
             )
         (self.reused if outcome.cached else self.executed).append(outcome.manifest)
         return outcome.manifest
@@ -118,33 +135,39 @@ class Executor:
             shown = ", ".join(refs[:3]) + (f" and {len(refs) - 3} more" if len(refs) > 3 else "")
             self.reporter.say(f"[yellow]note:[/] reused what other code made ({changes}): {shown}")
 
-    def _submit(self, call: StageCall, key: str, shards: Sequence[str]) -> None:
+    def _submit(self, call: StageCall, key: str, shards: Sequence[str], runner: RunnerConfig) -> None:
         """Runs every shard as a task, waits for all so that what can be finished is, then raises the first fault."""
-        # A task runner of the stage's own: how many shards work at once is the recipe's to say, not the flow's.
-        runner: ThreadPoolTaskRunner[Any] = ThreadPoolTaskRunner(max_workers=self.shards_at_once)
-        with ExitStack() as stack:
-            stack.enter_context(runner)
-            common = {"call": call.model_dump(mode="json"), "key": key, "n_shards": len(shards)}
-            futures: list[PrefectConcurrentFuture[Any]] = [
-                runner.submit(_shard, parameters={**common, "shard": shard}) for shard in shards
-            ]
-            try:
-                wait_for([future.wrapped_future for future in futures])
-            except BaseException:  # interrupted, or asked to terminate
-                for future in futures:
-                    future.wrapped_future.cancel()
-                stack.pop_all()  # the runner would wait for the shards at work
+        cluster = self._cluster(runner)
+        common = {"call": call.model_dump(mode="json"), "key": key, "n_shards": len(shards)}
+        if cluster.is_elsewhere:
+            common["folder"] = str(Path.cwd())
+        futures = {shard: cluster.submit(_shard, {**common, "shard": shard}) for shard in shards}
+        try:
+            pending = set(shards)
+            while pending:
+                for shard in [one for one in pending if cluster.has_ended(futures[one])]:
+                    pending.remove(shard)
+                    if cluster.is_elsewhere:
+                        report(key, shard, len(shards), 1, 1)
+                time.sleep(_LOOK_S)
+        except BaseException:  # interrupted, or asked to terminate
+            cluster.abandon(list(futures.values()))
+            if not cluster.is_elsewhere:
                 end_with_main_thread()
-                raise
-        for future in futures:
-            future.result()
+            raise
+        if not cluster.is_elsewhere:
+            cluster.close()
+        for future in futures.values():
+            cluster.result(future)
 
-
-def wait_for(futures: Sequence[Future[Any]]) -> None:
-    """Waits until all have ended. In short waits: polars' signal handler keeps an interrupt from ending a long one."""
-    pending = set(futures)
-    while pending:
-        _, pending = wait(pending, timeout=0.5)
+    def _cluster(self, runner: RunnerConfig) -> Cluster:
+        if runner.type == "threads":
+            # Of the stage's own: how many shards work at once is the recipe's to say, not the flow's.
+            return start_cluster(runner, self.shards_at_once)
+        key = runner.model_dump_json()
+        if key not in self._clusters:
+            self._clusters[key] = start_cluster(runner, self.shards_at_once)
+        return self._clusters[key]
 
 
 def end_with_main_thread() -> None:
@@ -162,9 +185,29 @@ def end_with_main_thread() -> None:
 
 
 @task(task_run_name="{call[stage]}-{shard}", cache_policy=NO_CACHE, persist_result=False)
-def _shard(call: dict[str, Any], key: str, shard: str, n_shards: int) -> None:
+def _shard(call: dict[str, Any], key: str, shard: str, n_shards: int, folder: str | None = None) -> None:
+    """Does one shard.
+
+    Args:
+        folder: where the command was called, to which names of files refer; None: this process works there.
+    """
+    if folder is not None:
+        _work_in(folder)
     document = StageCall.model_validate(call)
     store = open_store(document.store, single_writer=document.single_writer)
     request = document.request(store)
     plan = read_record(store.storage, plan_path(request.stage.kind, key), Plan)
     commit.run_shard(store, request, plan, shard, lambda done, total: report(key, shard, n_shards, done, total))
+
+
+def _work_in(folder: str) -> None:
+    """What is imported and read by a relative name is found as if the command's own process did it."""
+    try:
+        os.chdir(folder)
+    except OSError as error:
+        raise StageFailed(
+            f"a process of the cluster on {socket.gethostname()} has no folder {folder}, where the command was called",
+            hint="call it in a folder that all machines of the cluster share",
+        ) from error
+    if folder not in sys.path:
+        sys.path.insert(0, folder)

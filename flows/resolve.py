@@ -8,6 +8,7 @@ from typing import TypeVar
 from flows.policies import policy_inputs
 from flows.recipes import Execution, Recipe, StartingPolicy, TrainRecipe
 from flows.registry import stage_named
+from flows.runner_check import check_runner
 from schemas.config import ConfigModel, nearest
 from schemas.errors import ConfigError, NotFoundError
 from stages.artifacts import commit
@@ -43,6 +44,7 @@ def resolve(store: Store, recipe: RecipeT) -> RecipeT:
     for section, stage in _SECTIONS.items():
         if section in type(recipe).model_fields:
             changed[section] = _resolved(stage, getattr(recipe, section), getattr(how, stage))
+    check_runner(store, recipe.rollouts, how.rollouts)
     return recipe.model_copy(update=changed)
 
 

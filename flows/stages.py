@@ -27,8 +27,7 @@ def _stage_flow(declared: Callable[[], None]) -> Flow[..., dict[str, Any]]:
         request = stage_request(
             shelf, name, inputs=inputs or {}, config=config or {}, execution=execution or {}, seed=seed, draw=draw
         )
-        with Reporter() as reporter:
-            executor = Executor(shelf, reporter, seed=seed, draw=draw)
+        with Reporter() as reporter, Executor(shelf, reporter, seed=seed, draw=draw) as executor:
             manifest = executor.run(name, request.config, request.execution, request.inputs)
         return {
             "ref": str(manifest.ref),

@@ -15,7 +15,7 @@ from flows.progress import Reporter
 from flows.recipes import TrainRecipe, load_recipe
 from flows.resolve import resolve
 from flows.runs import begin_run, end_run, logs_beside, new_nonce, run_name
-from schemas.artifacts import IterationRecord, Manifest
+from schemas.artifacts import IterationRecord, Manifest, Ref
 from schemas.errors import RollmillError
 from stages.artifacts.store import Store, open_store
 from stages.policy.stage import prestart
@@ -48,20 +48,28 @@ def train_run(store: Store, recipe: TrainRecipe, run: str, reporter: Reporter) -
     done = {record.iteration: record for record in store.iterations(run)}
     if len(done) < recipe.iterations:
         prestart(recipe.execution.policy)
-    executor = Executor(
+    with Executor(
         store,
         reporter,
         seed=recipe.seed,
         single_writer=recipe.execution.single_writer,
         shards_at_once=recipe.execution.shards_at_once,
-    )
+    ) as executor:
+        _train(executor, recipe, run, {number: record.artifacts["policy"] for number, record in done.items()})
+        _report(executor, recipe, run)
+        executor.say_what_was_reused()
+    return run
+
+
+def _train(executor: Executor, recipe: TrainRecipe, run: str, done: dict[int, Ref]) -> None:
+    """Runs the iterations that are not ``done``; of those that are, the policies are given."""
     iterations = _Iterations(executor, recipe, run, tasks_of(executor, recipe), starting_policy(executor, recipe))
     policies = [iterations.start]
     ahead: Ahead[Manifest] | None = None
     try:
         for iteration in range(recipe.iterations):
             if iteration in done:
-                policies.append(store.manifest(done[iteration].artifacts["policy"]))
+                policies.append(executor.store.manifest(done[iteration]))
                 continue
             sampled_by = policies[max(0, iteration - recipe.overlap)]
             rollouts = iterations.sample(iteration, sampled_by) if ahead is None else ahead.result()
@@ -77,9 +85,6 @@ def train_run(store: Store, recipe: TrainRecipe, run: str, reporter: Reporter) -
         if ahead is not None:
             ahead.abandon()
         raise
-    _report(executor, recipe, run)
-    executor.say_what_was_reused()
-    return run
 
 
 class _Iterations:

@@ -72,6 +72,7 @@ def stage(
         for note in commit.notes_on(found):
             print(f"note: {note}")
     else:
+        request.stage.check(shelf.inputs(request.inputs), request.config, request.execution)  # Prefect takes seconds
         from flows.cli.prefect import quiet
 
         with quiet():

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, model_validator
 
 from schemas.config import ConfigModel, nearest
+from schemas.runner import RunnerConfig
 from stages.rollouts.workers.settings import VllmConfig, VllmExecution
 
 
@@ -135,5 +136,7 @@ class RolloutsExecution(ConfigModel):
     probe_tolerance: float = Field(default=1e-3, gt=0)
     """Largest absolute difference between the engine's and the trainer's logprobs of the policy's probe; float32
     reaches about 1e-6, bfloat16 about 1e-1."""
+    runner: RunnerConfig = RunnerConfig()
+    """Where shards are worked on."""
     vllm: VllmExecution = VllmExecution()
     """How the vLLM engine's workers are run."""

@@ -1,0 +1,138 @@
+"""Where Prefect's tasks run: in threads of this process, or in the processes of a Ray or Dask cluster."""
+
+import os
+from abc import ABC, abstractmethod
+from contextlib import ExitStack
+from typing import Any
+
+from prefect import Task
+from prefect.futures import PrefectConcurrentFuture, PrefectFuture
+from prefect.task_runners import TaskRunner, ThreadPoolTaskRunner
+
+from schemas.errors import StageFailed
+from schemas.runner import RunnerConfig
+
+
+class Cluster(ABC):
+    """A task runner that has started."""
+
+    is_elsewhere = True
+    """Whether its tasks run in other processes than this one."""
+
+    def __init__(self, runner: TaskRunner[Any], deaths: tuple[type[Exception], ...] = ()):
+        self._deaths = deaths
+        self._stack = ExitStack()
+        self._runner = self._stack.enter_context(runner)
+
+    def submit(self, task: "Task[..., Any]", parameters: dict[str, Any]) -> PrefectFuture[Any]:
+        return self._runner.submit(task, parameters=parameters)
+
+    def result(self, future: PrefectFuture[Any]) -> None:
+        """Raises what its task raised.
+
+        Raises:
+            StageFailed: the process of the task died, at each try.
+        """
+        try:
+            future.result()
+        except self._deaths as death:
+            raise StageFailed(
+                f"a process of the cluster has died over a shard, again and again: {death}",
+                hint="finished shards are kept; the same command goes on from there",
+            ) from death
+
+    @abstractmethod
+    def has_ended(self, future: PrefectFuture[Any]) -> bool:
+        """Whether its task has ended, well or not."""
+
+    def abandon(self, futures: list[PrefectFuture[Any]]) -> None:
+        """Ends it without waiting for tasks at work, where that can be done."""
+        self.close()
+
+    def close(self) -> None:
+        """Ends it, and the cluster if it was started here; a second call does nothing."""
+        self._stack.close()
+
+
+class Threads(Cluster):
+    """Of this process, for one stage."""
+
+    is_elsewhere = False
+
+    def __init__(self, count: int):
+        super().__init__(ThreadPoolTaskRunner(max_workers=count))
+
+    def has_ended(self, future: PrefectFuture[Any]) -> bool:
+        assert isinstance(future, PrefectConcurrentFuture)
+        return future.wrapped_future.done()
+
+    def abandon(self, futures: list[PrefectFuture[Any]]) -> None:
+        for future in futures:
+            assert isinstance(future, PrefectConcurrentFuture)
+            future.wrapped_future.cancel()
+        self._stack.pop_all()  # the runner would wait for the shards at work
+
+
+class RayCluster(Cluster):
+    """Ray tries a task again, in another process, where one has died."""
+
+    def __init__(self, config: RunnerConfig):
+        import ray
+        from prefect_ray import RayTaskRunner
+
+        quiet = {"log_to_driver": False, "logging_level": "ERROR"}
+        own = {"num_cpus": config.workers, "include_dashboard": False}
+        runner = RayTaskRunner(address=config.address, init_kwargs=quiet if config.address else quiet | own)
+        super().__init__(runner, (ray.exceptions.RayError,))
+        self._ray = ray
+
+    def has_ended(self, future: PrefectFuture[Any]) -> bool:
+        ended, _ = self._ray.wait([future.wrapped_future], timeout=0)  # type: ignore[attr-defined]
+        return bool(ended)
+
+
+class DaskCluster(Cluster):
+    """Dask tries a task again, in another process, where one has died."""
+
+    def __init__(self, config: RunnerConfig):
+        os.environ.setdefault("DASK_LOGGING__DISTRIBUTED", "critical")  # read when it is imported, here and in workers
+        from distributed import KilledWorker
+        from prefect_dask import DaskTaskRunner
+
+        own = {
+            "n_workers": config.workers, "threads_per_worker": 1, "processes": True, "dashboard_address": None,
+        }  # fmt: skip
+        runner = DaskTaskRunner(address=config.address) if config.address else DaskTaskRunner(cluster_kwargs=own)
+        super().__init__(runner, (KilledWorker,))
+        self._client = runner.client  # connects, or starts the cluster
+        self._is_given = config.address is not None
+
+    def has_ended(self, future: PrefectFuture[Any]) -> bool:
+        return bool(future.wrapped_future.done())  # type: ignore[attr-defined]
+
+    def close(self) -> None:
+        if self._is_given:
+            self._is_given = False
+            self._client.run(_end_engines, on_error="ignore")  # its processes go on, and what they hold would, too
+        super().close()
+
+
+def _end_engines() -> None:
+    from stages.rollouts.engines import close_engines
+
+    close_engines()
+
+
+def start_cluster(config: RunnerConfig, threads: int) -> Cluster:
+    """The cluster of the settings.
+
+    Raises:
+        StageFailed: it does not start, or cannot be reached.
+    """
+    if config.type == "threads":
+        return Threads(threads)
+    try:
+        return RayCluster(config) if config.type == "ray" else DaskCluster(config)
+    except Exception as error:
+        where = f"at {config.address} cannot be used" if config.address else "does not start"
+        raise StageFailed(f"the {config.type} cluster {where}: {error}") from error
