@@ -4,6 +4,7 @@ Rows whose reward is not known take no part in any statistic. Nothing is left ou
 what is not trained on says why in ``drop_reason``.
 """
 
+import re
 from collections import Counter
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -31,6 +32,9 @@ class AdvantagesConfig(ConfigModel):
     drop_flat_groups: bool = True
     """Whether groups of one and groups whose rewards are all equal are left out of training, where the estimator
     compares within groups. Their advantages are exactly 0 either way: kept, they count in the loss's denominator."""
+    trajectories: list[str] | None = Field(default=None, min_length=1)
+    """Names of the trajectories that are trained on, where an agent has several roles; ``*`` stands for any characters,
+    as in ``solver-*``. The others are left out, and say so. None: all."""
     truncated: Literal["keep", "drop"] = "keep"
     """Whether episodes that were cut short (status truncated, max_turns or timeout) are trained on. They count in
     their group's statistics either way."""
@@ -116,13 +120,24 @@ def _advantages(inputs: Inputs, estimator: Estimator, config: AdvantagesConfig) 
     cut_short = pl.col("episode_status").is_in(_CUT_SHORT) & (config.truncated == "drop")
     estimated = estimated.with_columns(
         advantage=pl.when(flat).then(0.0).otherwise("advantage"),
-        drop_reason=pl.when(cut_short)
+        drop_reason=pl.when(~_is_trained(config.trajectories))
+        .then(pl.lit("not_trained"))
+        .when(cut_short)
         .then(pl.lit("truncated"))
         .when(flat & config.drop_flat_groups)
         .then(flat_reason)
         .otherwise("drop_reason"),
     )
     return _completed(frame, estimated)
+
+
+def _is_trained(patterns: list[str] | None) -> "pl.Expr":
+    import polars as pl
+
+    if patterns is None:
+        return pl.lit(True)
+    whole = "|".join(".*".join(map(re.escape, pattern.split("*"))) for pattern in patterns)
+    return pl.col("trajectory").str.contains(f"(?s)^(?:{whole})$")
 
 
 def _completed(frame: "pl.DataFrame", estimated: "pl.DataFrame") -> "pl.DataFrame":

@@ -18,8 +18,9 @@ _TOKEN_COLUMNS = ("prefix_length", "prompt_ids", "response_ids", "logprobs")
 def read_episodes(inputs: "Inputs", shard: str, *, tokens: bool) -> Iterator[tuple[Task, Episode]]:
     """The episodes that one shard of the rollouts made, by id, each with its task.
 
-    Their trajectories are in the order in which they started. An episode without any step has one empty trajectory
-    called ``default``, so that it gets a row of its own.
+    Their trajectories are in the order in which they started, each with the reward and the signals that the agent gave
+    it, if any. An episode without any step has one empty trajectory called ``default``, so that it gets a row of its
+    own.
 
     Args:
         tokens: whether steps carry token ids and logprobs; they are the bulk of the data.
@@ -38,16 +39,25 @@ def read_episodes(inputs: "Inputs", shard: str, *, tokens: bool) -> Iterator[tup
     trajectories = _trajectories(inputs.scan("rollouts", "steps", shards=[shard]), tokens=tokens)
     for row in episodes.iter_rows(named=True):
         task = task_by_id[row["task_id"]]
-        yield (
-            task,
-            Episode(
-                id=row["episode_id"],
-                task=task,
-                trajectories=trajectories.get(row["episode_id"]) or [Trajectory()],
-                artifacts=json.loads(row["artifacts"]) if row["artifacts"] is not None else {},
-                status=row["status"],
-            ),
+        episode = Episode(
+            id=row["episode_id"],
+            task=task,
+            trajectories=trajectories.get(row["episode_id"]) or [Trajectory()],
+            artifacts=json.loads(row["artifacts"]) if row["artifacts"] is not None else {},
+            status=row["status"],
         )
+        _put_what_the_agent_gave(episode)
+        yield task, episode
+
+
+def _put_what_the_agent_gave(episode: Episode) -> None:
+    """Rewards and signals that the agent gave its trajectories, which the rollouts stage stores among the artifacts."""
+    given = episode.artifacts.get("trajectories")
+    for trajectory in episode.trajectories:
+        mine = given.get(trajectory.name) if isinstance(given, dict) else None
+        if isinstance(mine, dict):  # a user's agent may call an artifact of its own by that name
+            trajectory.reward = mine.get("reward")
+            trajectory.signals = mine.get("signals") or {}
 
 
 def _trajectories(steps: "pl.LazyFrame", *, tokens: bool) -> dict[str, list[Trajectory]]:

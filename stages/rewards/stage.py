@@ -34,8 +34,9 @@ class RewardsConfig(ConfigModel):
     """What changes the rewards."""
 
     grader: str | None = Field(default=None, min_length=1)
-    """exact, numeric, math, ``module:function`` or ``path/file.py:function``. None: the built-in grader that each
-    task names (task data may not name functions: it is not trusted to choose code)."""
+    """exact, numeric, math, agent (what the agent itself gave), ``module:function`` or ``path/file.py:function``.
+    None: the built-in grader that each task names (task data may not name functions: it is not trusted to choose
+    code)."""
     grader_version: str | None = None
     """Filled in by ``resolve``: what its author stated, or a hash of its source."""
     params: dict[str, Any] = Field(default_factory=dict, validate_default=True)

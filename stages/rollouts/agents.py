@@ -1,35 +1,32 @@
-"""Agents by name, and those that are built in."""
+"""Agents by name: those that are built in (``patterns``), and the user's."""
 
 import inspect
 from collections.abc import Callable
 from typing import Any
 
-from schemas.config import nearest
+from schemas.config import nearest, validated
 from schemas.errors import ConfigError, InputError
 from schemas.loading import code_version, is_user_code, load_object
 from schemas.records import Task
-from stages.rollouts.sdk import Agent, AgentConfig, Messages, rollout
+from stages.rollouts.patterns import PATTERNS
+from stages.rollouts.sdk import Agent, Messages
+
+AGENTS: dict[str, Agent] = {name: pattern.agent for name, pattern in PATTERNS.items()}
 
 
-@rollout
-async def single_turn(task: Task, config: AgentConfig) -> None:
-    """Asks once and takes the answer. ``agent_config``: ``system``, the text of a system message."""
-    await config.chat(single_turn_messages(task, config.metadata))
+def check_settings(name: str, agent_config: dict[str, Any]) -> None:
+    """Refuses settings that a built-in agent does not know.
+
+    Raises:
+        ConfigError: with each wrong setting and the nearest known one.
+    """
+    if name in PATTERNS:
+        validated(PATTERNS[name].Config, agent_config, f"agent_config of the agent {name!r}")
 
 
-def single_turn_messages(task: Task, agent_config: dict[str, Any]) -> Messages:
-    """What ``single_turn`` asks."""
-    messages: Messages = [{"role": "user", "content": task.instruction}]
-    if agent_config.get("system"):
-        messages.insert(0, {"role": "system", "content": agent_config["system"]})
-    return messages
-
-
-AGENTS: dict[str, Agent] = {"single_turn": single_turn}
-SETTINGS: dict[str, set[str]] = {"single_turn": {"system"}}
-"""The keys of ``agent_config`` that each built-in agent knows."""
-FIRST_MESSAGES: dict[str, Callable[[Task, dict[str, Any]], Messages]] = {"single_turn": single_turn_messages}
-"""What a built-in agent asks first, where that can be told before it runs."""
+def first_messages(name: str) -> Callable[[Task, dict[str, Any]], Messages] | None:
+    """What an agent asks first; None where that cannot be told before it runs."""
+    return PATTERNS[name].first_messages if name in PATTERNS else None
 
 
 def agent_named(name: str) -> Agent:

@@ -88,8 +88,9 @@ class RolloutsConfig(ConfigModel):
     """What the rollouts are."""
 
     agent: str | None = None
-    """Built in (``single_turn``), or ``module:function`` or ``path/file.py:function``. None: the agent that each task
-    names (built-in ones only), and ``single_turn`` where it names none."""
+    """Built in (``single_turn``, ``react``, ``refine``, ``solver_judge``, ``debate``, ``environment``), or
+    ``module:function`` or ``path/file.py:function``. None: the agent that each task names (built-in ones only), and
+    ``single_turn`` where it names none."""
     agent_version: str | None = None
     """Version of the agent's code. None: filled in when the stage's settings are resolved."""
     agent_config: dict[str, Any] = Field(default_factory=dict)

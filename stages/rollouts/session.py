@@ -104,7 +104,7 @@ class Session:
         """
         if self._max_turns is not None and len(self._turns) >= self._max_turns:
             raise MaxTurnsReached(f"trajectory {self._trajectory!r} has made its {self._max_turns} model calls")
-        turn = self._next_turn(messages)
+        turn = self._next_turn(list(messages))  # agents like to add to their own list afterwards
         self._turns.append(turn)
         request = GenerationRequest(turn.prompt.ids, turn.sampling, turn.seed, session=self._uid)
         self._answer(turn, await self._engine.generate(request))

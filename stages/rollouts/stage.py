@@ -10,13 +10,12 @@ from typing import Any, ClassVar
 
 from schemas.artifacts import Receipt, ShardPlan
 from schemas.canonical import canonical_hash, seed_from
-from schemas.config import nearest
 from schemas.errors import ConfigError, InputError
 from schemas.loading import is_user_code
 from schemas.records import Task
 from stages.artifacts.adapters import check_base, policy_folders
 from stages.artifacts.stage import Inputs, InputSpec, ShardOutput, Stage, Work
-from stages.rollouts.agents import FIRST_MESSAGES, SETTINGS, agent_named, agent_version
+from stages.rollouts.agents import agent_named, agent_version, check_settings, first_messages
 from stages.rollouts.config import RolloutsConfig, RolloutsExecution
 from stages.rollouts.selection import selected
 from stages.rollouts.workers.command import vllm_python
@@ -57,10 +56,7 @@ class RolloutsStage(Stage[RolloutsConfig, RolloutsExecution]):
         names = [config.agent] if config.agent is not None else _agents_of_tasks(inputs)
         for name in names:
             agent_named(name)
-            for unknown in sorted(set(config.agent_config) - SETTINGS.get(name, set(config.agent_config))):
-                raise ConfigError(
-                    f"agent {name} has no setting {unknown!r}", hint=nearest(unknown, list(SETTINGS[name]))
-                )
+            check_settings(name, config.agent_config)
         if config.n > 1 and config.sampling.temperature == 0 and names == [_DEFAULT_AGENT]:
             raise ConfigError(
                 f"{config.n} attempts at temperature 0 would all be the same",
@@ -241,11 +237,11 @@ def _refuse_long_prompts(inputs: Inputs, config: RolloutsConfig, task_ids: list[
         context = min(context, config.engine.args.get("max_model_len") or context)
 
     def length(task: Task) -> int:
-        first = FIRST_MESSAGES.get(config.agent or task.agent or _DEFAULT_AGENT)
+        first = first_messages(config.agent or task.agent or _DEFAULT_AGENT)
         return len(template.opening(first(task, config.agent_config))[1]) if first else 0
 
     # A token of text is at least one byte, so most tasks need not be encoded to know that they fit.
-    names = [config.agent] if config.agent is not None else list(FIRST_MESSAGES)
+    names = [config.agent] if config.agent is not None else _agents_of_tasks(inputs)
     around = max(length(Task(id="", instruction="", agent=name)) for name in names)
     suspects = inputs.scan("tasks", "tasks").filter(
         pl.col("instruction").str.len_bytes() + around >= context, pl.col("task_id").is_in(task_ids)

@@ -86,7 +86,7 @@ class GeneratorSource(ConfigModel):
 
     type: Literal["generator"]
     name: str
-    """Built in (``arithmetic``), or ``module:function`` or ``path/file.py:function``: a function
+    """Built in (``arithmetic``, ``games``), or ``module:function`` or ``path/file.py:function``: a function
     ``(seed: int, **params)`` that yields rows (dicts) without end or as many as there are."""
     params: dict[str, Any] = Field(default_factory=dict)
     """Arguments of the function."""

@@ -1,5 +1,6 @@
 """Built-in sources of generated rows: deterministic, without repeats."""
 
+import itertools
 import math
 from collections.abc import Callable, Iterator
 from hashlib import blake2b
@@ -61,7 +62,26 @@ def arithmetic(
             yield {"expression": expression, "answer": str(value)}
 
 
-GENERATORS: dict[str, Generator] = {"arithmetic": arithmetic}
+def games(
+    seed: int, *, environment: str, params: dict[str, Any] | None = None, held_out: bool = False
+) -> Iterator[dict[str, Any]]:
+    """Games of a text environment for the agent ``environment``: rows with ``environment``, ``seed`` and ``params``.
+
+    Args:
+        environment: its name, such as ``frozen_lake``.
+        params: its parameters, the same for all. None: its defaults.
+        held_out: yield games with odd seeds instead of those with even ones. So a training and a test set share none.
+    """
+    for number in itertools.count():
+        drawn = blake2b(f"{seed} {number}".encode(), digest_size=6).digest()
+        yield {
+            "environment": environment,
+            "seed": int.from_bytes(drawn, "big") * 2 + held_out,
+            "params": params or {},
+        }
+
+
+GENERATORS: dict[str, Generator] = {"arithmetic": arithmetic, "games": games}
 
 
 def generator_named(name: str) -> Generator:

@@ -4,7 +4,8 @@ It runs in a worker process only. An exception becomes a status; a wrong or miss
 """
 
 from abc import ABC, abstractmethod
-from typing import ClassVar
+from collections.abc import Mapping
+from typing import ClassVar, Literal
 
 from pydantic import Field, model_validator
 
@@ -34,6 +35,9 @@ class Grader(ConfigModel, ABC):
 class AnswerGrader(Grader):
     """Finds the answer in the last response and compares it with the task's: reward 1 if it matches, else 0."""
 
+    of: Literal["response", "answers"] = "response"
+    """What is compared: the trajectory's last response, or what the agent returned for the trajectory in its artifact
+    ``answers`` (by name, null where it has none), as the patterns with roles do."""
     extract: Extraction = "text"
     """Where the answer is: the whole text, the last number, the rest of the line after the last ``marker``, inside the
     last box, or the last match of ``pattern``."""
@@ -65,7 +69,8 @@ class AnswerGrader(Grader):
     def __call__(self, task: Task, episode: Episode, trajectory: Trajectory) -> EvalOutput:
         if task.answer is None:
             raise ValueError(f"task {task.id!r} has no reference answer")
-        text = trajectory.response or ""
+        text = trajectory.response if self.of == "response" else _declared(episode, trajectory)
+        text = text or ""
         answer = extracted(text, self.extract, marker=self.marker, pattern=self.pattern)
         matched = None if answer is None else self.matches(answer, task.answer)
         if matched:
@@ -77,6 +82,18 @@ class AnswerGrader(Grader):
         else:
             verdict = "bad_format" if text.strip() and self.extract in NEEDS_FORMAT else "no_answer"
         return EvalOutput(0.0, is_correct=False, verdict=verdict, explanation=_explain(answer, task.answer))
+
+
+def _declared(episode: Episode, trajectory: Trajectory) -> str | None:
+    answers = episode.artifacts.get("answers")
+    if episode.status in _CUT_SHORT and answers is None:
+        return None  # the agent did not get as far
+    if not isinstance(answers, Mapping) or trajectory.name not in answers:
+        raise ValueError(f"the agent returned no artifact 'answers' with the trajectory {trajectory.name!r} in it")
+    answer = answers[trajectory.name]
+    if answer is not None and not isinstance(answer, str):
+        raise ValueError(f"the answer of {trajectory.name!r} is a {type(answer).__name__}, and no text")
+    return answer
 
 
 def _was_cut_short(episode: Episode, trajectory: Trajectory) -> bool:

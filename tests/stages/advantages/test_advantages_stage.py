@@ -287,3 +287,37 @@ def test_importing_the_stage_loads_nothing_heavy() -> None:
     code = "import stages.advantages.stage, sys; print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     assert not {"polars", "numpy", "torch", "prefect"} & set(loaded)
+
+
+def _roles(store: Store, rewards: dict[tuple[str, str], list[float]]) -> tuple[Any, Any]:
+    """Rollouts and rewards of episodes with several roles: by (task, role), one reward an attempt."""
+    n = len(next(iter(rewards.values())))
+    episodes = episode_rows(sorted({task for task, _ in rewards}), n)
+    steps, graded = [], []
+    for (task, role), values in rewards.items():
+        ids = [f"{task}-{index}" for index in range(n)]
+        steps += [row | {"trajectory": role} for row in step_rows(ids)]
+        graded += [row | {"trajectory": role} for row in reward_rows(ids, values)]
+    rollouts = given(store, "rollouts", {"episodes": episodes, "steps": steps})
+    return rollouts, given(store, "rewards", {"rewards": graded}, inputs={"rollouts": [rollouts]})
+
+
+def test_each_role_is_compared_with_itself_alone(store: Store) -> None:
+    inputs = _roles(store, {("a", "solver-0"): [0, 1], ("a", "judge"): [10, 30], ("b", "judge"): [5, 5]})
+    _, frame = estimate(store, inputs, params={"std": "none"})
+    by_role = dict(iter(frame.sort("episode_id").group_by("trajectory", "group_mean")))
+    assert {key: rows["advantage"].to_list() for key, rows in by_role.items()} == {
+        ("solver-0", 0.5): [-0.5, 0.5],
+        ("judge", 20): [-10, 10],
+        ("judge", 5): [0, 0],
+    }
+    assert frame["group_id"].n_unique() == 3
+
+
+def test_only_the_named_roles_are_trained_on_and_the_others_say_so(store: Store) -> None:
+    rewards = {("a", role): [0.0, 1.0] for role in ("solver-0", "solver-1", "solver.0", "judge", "the judge")}
+    inputs = _roles(store, rewards)
+    manifest, frame = estimate(store, inputs, trajectories=["solver-*", "judge"])
+    assert set(frame.filter("kept")["trajectory"]) == {"solver-0", "solver-1", "judge"}
+    assert set(frame.filter(~pl.col("kept"))["drop_reason"]) == {"not_trained"}
+    assert manifest.summary["dropped"] == {"not_trained": 4}

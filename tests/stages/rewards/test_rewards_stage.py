@@ -160,7 +160,7 @@ def test_without_a_grader_each_task_names_its_own(store: Store) -> None:
     manifest, frame = grade(store, (tasks, rollouts))
     assert by_episode(frame, "grader") == {"t000-0": "exact", "t001-0": "numeric"}
     assert by_episode(frame, "reward") == {"t000-0": 0.0, "t001-0": 1.0}
-    assert manifest.config["grader_version"] == "exact=1,math=1,numeric=1"
+    assert manifest.config["grader_version"] == "agent=1,exact=1,math=1,numeric=1"
 
 
 def test_the_key_knows_the_graders_source_and_params_but_not_the_workers(store: Store, tmp_path: Path) -> None:

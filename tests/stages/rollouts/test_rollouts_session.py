@@ -126,6 +126,19 @@ def test_a_stopped_answer_is_continued_after_its_stop_token(start):
     assert [message["content"] for message in second.messages] == ["and 0?"]
 
 
+def test_what_an_agent_adds_to_its_own_list_later_is_not_recorded_as_asked(start):
+    session, _, _ = start(replies([70, END], [71, END]))
+    messages = list(USER)
+
+    async def run():
+        messages.append((await session.chat(messages)).message)
+        messages.append({"role": "user", "content": "sure?"})
+        messages.append((await session.chat(messages)).message)
+
+    asyncio.run(run())
+    assert [step.messages for step in session.steps()] == [USER, messages[2:3]]
+
+
 def test_a_cut_answer_is_closed_for_the_next_turn(start):
     session, engine, template = start(replies([70] * 40, [71, END]))
     talk(session, 2)

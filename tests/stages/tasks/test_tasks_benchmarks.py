@@ -1,5 +1,7 @@
 """Benchmarks are found by name and read from where they lie; generators repeat themselves exactly."""
 
+import json
+
 import pyarrow as pa
 import pytest
 
@@ -146,3 +148,16 @@ def test_unknown_generators_and_params_are_refused(make_tasks):
         make_tasks({"source": {**SUMS, "params": {"hihg": 3}}})
     with pytest.raises(ConfigError, match="operators"):
         make_tasks({"source": {**SUMS, "params": {"operators": "/"}}})
+
+
+def test_games_are_the_same_every_time_and_training_and_test_share_none(rows_of):
+    def seeds(**params):
+        source = {"type": "generator", "name": "games", "params": {"environment": "sokoban", **params}, "count": 50}
+        rows = rows_of({"source": source, "fields": {"instruction": "Play."}})
+        found = [json.loads(row["metadata"]) for row in rows]
+        assert {row["environment"] for row in found} == {"sokoban"}
+        return [row["seed"] for row in found]
+
+    assert seeds() == seeds()
+    assert len({*seeds(), *seeds(held_out=True)}) == 100
+    assert {row["agent"] for row in rows_of({"benchmark": "frozen_lake", "limit": 3})} == {"environment"}
