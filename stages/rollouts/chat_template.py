@@ -14,11 +14,11 @@ from typing import Any
 import jinja2
 import numpy as np
 
-from schemas.canonical import canonical_json
 from schemas.errors import InputError, RollmillError
 from stages.rollouts.checkpoint import end_token_ids, model_config
 
 Messages = list[dict[str, Any]]
+Tools = list[dict[str, Any]] | None
 
 _FILES = ("config.json", "generation_config.json", "tokenizer*", "chat_template*", "special_tokens_map.json", "vocab*",
           "merges*", "added_tokens.json")  # fmt: skip
@@ -45,11 +45,16 @@ class ChatTemplate:
         """Ids that end an answer: as the model's files say, and the special token with which the template closes it."""
         self._opening = lru_cache(maxsize=512)(self._rendered_and_encoded)
 
-    def opening(self, messages: Messages) -> tuple[str, np.ndarray]:
-        """The first prompt of a conversation as text and as ids; attempts at one task share the work."""
-        return self._opening(canonical_json(messages))
+    @property
+    def source(self) -> str:
+        """The template itself."""
+        return str(self._tokenizer.chat_template)
 
-    def render(self, messages: Messages) -> str:
+    def opening(self, messages: Messages, tools: Tools = None) -> tuple[str, np.ndarray]:
+        """The first prompt of a conversation as text and as ids; attempts at one task share the work."""
+        return self._opening(_in_order(messages), None if tools is None else _in_order(tools))
+
+    def render(self, messages: Messages, tools: Tools = None) -> str:
         """The prompt for the next answer, as text.
 
         Raises:
@@ -57,7 +62,7 @@ class ChatTemplate:
         """
         try:
             text: str = self._tokenizer.apply_chat_template(
-                [_with_text(message) for message in messages], add_generation_prompt=True, tokenize=False
+                [_as_rendered(message) for message in messages], tools=tools, add_generation_prompt=True, tokenize=False
             )
         except (jinja2.TemplateError, TypeError, KeyError, AttributeError) as error:
             raise TemplateRefused(f"the policy's chat template does not accept these messages: {error}") from error
@@ -97,8 +102,8 @@ class ChatTemplate:
             raise InputError(f"the stop text {text!r} is {len(ids)} tokens of this policy, and only one can be a stop")
         return int(ids[0])
 
-    def _rendered_and_encoded(self, messages_json: str) -> tuple[str, np.ndarray]:
-        text = self.render(json.loads(messages_json))
+    def _rendered_and_encoded(self, messages_json: str, tools_json: str | None) -> tuple[str, np.ndarray]:
+        text = self.render(json.loads(messages_json), None if tools_json is None else json.loads(tools_json))
         return text, self.encode(text)
 
     def _closing_ids(self) -> set[int]:
@@ -150,14 +155,41 @@ def _loaded(path: Path) -> ChatTemplate:
     return ChatTemplate(tokenizer, end_token_ids(path))
 
 
-def _with_text(message: dict[str, Any]) -> dict[str, Any]:
-    """The message with its content parts joined to a text, which is what text models' templates expect."""
-    content = message.get("content")
-    if not isinstance(content, list):
+def _in_order(value: Any) -> str:
+    """JSON with the keys in the order in which they came, as templates write them so."""
+    return json.dumps(value, ensure_ascii=False, allow_nan=False)
+
+
+def _as_rendered(message: dict[str, Any]) -> dict[str, Any]:
+    """The message as text models' templates expect it: content parts joined, arguments of tools as objects."""
+    content = text_of(message.get("content"))
+    message = message if content is message.get("content") else {**message, "content": content}
+    if not message.get("tool_calls"):
         return message
-    kinds = {part.get("type") for part in content}
+    return {**message, "tool_calls": [_with_object(call) for call in message["tool_calls"]]}
+
+
+def text_of(content: Any) -> Any:
+    """The text of content parts; other content as it is.
+
+    Raises:
+        TemplateRefused: a part is no text.
+    """
+    if not isinstance(content, list):
+        return content
+    kinds = {part.get("type") if isinstance(part, dict) else type(part).__name__ for part in content}
     if kinds - {"text"}:
         raise TemplateRefused(
-            f"the policy takes text only, and a message has parts of type {', '.join(map(str, kinds))}"
+            f"the policy takes text only, and a message has parts of type {', '.join(sorted(map(str, kinds)))}"
         )
-    return {**message, "content": "\n".join(part["text"] for part in content)}
+    return "\n".join(part["text"] for part in content)
+
+
+def _with_object(call: dict[str, Any]) -> dict[str, Any]:
+    function = call["function"]
+    if not isinstance(function["arguments"], str):
+        return call
+    try:
+        return {**call, "function": {**function, "arguments": json.loads(function["arguments"])}}
+    except ValueError:
+        return call

@@ -8,15 +8,18 @@ import asyncio
 import concurrent.futures
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
 from schemas.canonical import canonical_json
 from schemas.records import Episode, Task, Trajectory
+from stages.rollouts.calls import ModelAnswer, ModelCall
 from stages.rollouts.chat_template import ChatTemplate
 from stages.rollouts.engines.base import Engine, EngineFault, SamplingParams
+from stages.rollouts.gateway.server import Endpoint, Gateway
 from stages.rollouts.sdk import Agent, AgentConfig, EpisodeClosed, MaxTurnsReached, Messages, ModelCalls, Reply
 from stages.rollouts.session import RecordedStep, Session
 
@@ -74,6 +77,13 @@ class Setting:
     max_turns: int | None
     time_limit_s: float | None
     is_validation: bool
+    agent_samples: bool = False
+    """Whether calls over HTTP choose how the policy samples."""
+
+    @property
+    def model(self) -> str:
+        """What agents call the policy."""
+        return self.policy_id[:12]
 
 
 def run_attempts(
@@ -111,11 +121,23 @@ async def _run(
     finished: Callable[[EpisodeRecord], None],
     is_enough: Callable[[], bool],
 ) -> None:
+    async with Gateway(setting.model, setting.template.token_text) as gateway:
+        await _run_all(attempts, setting, gateway, max_concurrency, finished, is_enough)
+
+
+async def _run_all(
+    attempts: Iterable[Attempt],
+    setting: Setting,
+    gateway: Gateway,
+    max_concurrency: int,
+    finished: Callable[[EpisodeRecord], None],
+    is_enough: Callable[[], bool],
+) -> None:
     enough = asyncio.Event()
 
     async def work() -> None:
         for attempt in attempts:
-            finished(await _run_one(attempt, setting))
+            finished(await _run_one(attempt, setting, gateway))
             if is_enough():
                 enough.set()
 
@@ -132,10 +154,10 @@ async def _run(
             worker.cancel()
 
 
-async def _run_one(attempt: Attempt, setting: Setting) -> EpisodeRecord:
-    calls = _EpisodeCalls(attempt, setting, asyncio.get_running_loop())
+async def _run_one(attempt: Attempt, setting: Setting, gateway: Gateway) -> EpisodeRecord:
+    calls = _EpisodeCalls(attempt, setting, gateway, asyncio.get_running_loop())
     config = AgentConfig(
-        model=setting.policy_id[:12],
+        model=setting.model,
         session_uid=attempt.episode_id,
         sampling_params={
             "temperature": setting.sampling.temperature,
@@ -172,7 +194,7 @@ async def _run_one(attempt: Attempt, setting: Setting) -> EpisodeRecord:
             except TypeError as unusable:
                 error = unusable
     steps = calls.steps()
-    status = _status(bool(done), error, calls.turns_ran_out, steps)
+    status = _status(bool(done), error, calls, steps)
     told = error if status in ("error", "timeout") else None
     return EpisodeRecord(
         attempt=attempt,
@@ -186,10 +208,10 @@ async def _run_one(attempt: Attempt, setting: Setting) -> EpisodeRecord:
     )
 
 
-def _status(in_time: bool, error: BaseException | None, turns_ran_out: bool, steps: list[RecordedStep]) -> str:
+def _status(in_time: bool, error: BaseException | None, calls: "_EpisodeCalls", steps: list[RecordedStep]) -> str:
     if not in_time:
         return "timeout"
-    if turns_ran_out and (error is None or isinstance(error, MaxTurnsReached)):
+    if calls.turns_ran_out and (error is None or isinstance(error, MaxTurnsReached) or calls.was_told_over_http):
         return "max_turns"
     if error is not None:
         return "error"
@@ -255,28 +277,61 @@ async def _in_thread(function: Callable[[], Any]) -> Any:
 class _EpisodeCalls(ModelCalls):
     """The model calls of one episode, by trajectory."""
 
-    def __init__(self, attempt: Attempt, setting: Setting, loop: asyncio.AbstractEventLoop):
+    def __init__(self, attempt: Attempt, setting: Setting, gateway: Gateway, loop: asyncio.AbstractEventLoop):
         self.fault: EngineFault | None = None
         self.turns_ran_out = False
+        self.was_told_over_http = False
+        """That the turns ran out; then the agent's error is one of its client's."""
         self._attempt = attempt
         self._setting = setting
+        self._gateway = gateway
+        self._endpoint: Endpoint | None = None
+        """None: the agent has not asked for one."""
+        self._opening = threading.Lock()
         self._loop = loop
         self._sessions: dict[str, Session] = {}
         self._closed = False
         self._from_threads: set[concurrent.futures.Future[Reply]] = set()
 
     async def chat(self, trajectory: str, messages: Messages) -> Reply:
+        with self._noted():
+            return await self._session(trajectory).chat(messages)
+
+    async def call(self, trajectory: str, call: ModelCall) -> ModelAnswer:
+        """Answers a call that came over HTTP."""
+        try:
+            with self._noted():
+                return await self._session(trajectory).call(call)
+        except MaxTurnsReached:
+            self.was_told_over_http = True
+            raise
+
+    @contextmanager
+    def _noted(self) -> Iterator[None]:
+        """What a failed call means for the episode."""
         if self._closed:
             raise EpisodeClosed("the episode has ended, so the policy is not asked any more")
         try:
-            reply = await self._session(trajectory).chat(messages)
+            yield
         except MaxTurnsReached:
             self.turns_ran_out = True
             raise
         except EngineFault as fault:
             self.fault = fault
             raise
-        return reply
+
+    def base_url(self, trajectory: str) -> str:
+        return self._opened().base_url(trajectory)
+
+    @property
+    def api_key(self) -> str:
+        return self._opened().api_key
+
+    def _opened(self) -> Endpoint:
+        with self._opening:
+            if self._endpoint is None:
+                self._endpoint = self._gateway.open(self._attempt.episode_id, self, self._attempt.agent.name)
+            return self._endpoint
 
     def chat_sync(self, trajectory: str, messages: Messages) -> Reply:
         if self._closed or self._loop.is_closed():
@@ -293,6 +348,8 @@ class _EpisodeCalls(ModelCalls):
     def close(self) -> None:
         """No call is answered after this."""
         self._closed = True
+        if self._endpoint is not None:
+            self._gateway.close(self._attempt.episode_id)
         for asked in list(self._from_threads):
             asked.cancel()
 
@@ -311,5 +368,6 @@ class _EpisodeCalls(ModelCalls):
                 max_turns=setting.max_turns,
                 seed=self._attempt.seed,
                 uid=self._attempt.episode_id,
+                agent_samples=setting.agent_samples,
             )
         return self._sessions[trajectory]

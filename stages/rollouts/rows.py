@@ -43,7 +43,7 @@ def steps_table(episodes: Sequence[EpisodeRecord], logprob_mode: str) -> pa.Tabl
         "episode_id": [episode_id for episode_id, _ in found],
         "trajectory": [step.trajectory for _, step in found],
         "step_index": [step.step_index for _, step in found],
-        "finish_reason": [step.generation.finish_reason for _, step in found],
+        "finish_reason": [step.finish_reason for _, step in found],
         "policy_id": [step.generation.policy_id for _, step in found],
         "logprob_mode": [logprob_mode] * len(found),
         "temperature": [step.sampling.temperature for _, step in found],
@@ -56,8 +56,11 @@ def steps_table(episodes: Sequence[EpisodeRecord], logprob_mode: str) -> pa.Tabl
         "prefix_length": [step.prefix_length for _, step in found],
         "messages": [canonical_json(step.messages) for _, step in found],
         "response": [step.response for _, step in found],
-        "reasoning": [None] * len(found),
-        "tool_calls": [None] * len(found),
+        "reasoning": [step.reasoning for _, step in found],
+        "tool_calls": [
+            canonical_json([call.as_message_part() for call in step.tool_calls]) if step.tool_calls else None
+            for _, step in found
+        ],
         "prompt_ids": [step.prompt_ids for _, step in found],
         "response_ids": [step.generation.response_ids for _, step in found],
         "logprobs": [step.generation.logprobs for _, step in found],

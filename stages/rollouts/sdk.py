@@ -53,6 +53,15 @@ class ModelCalls(ABC):
     def chat_sync(self, trajectory: str, messages: Messages) -> Reply:
         """Asks the policy from another thread, and waits."""
 
+    @abstractmethod
+    def base_url(self, trajectory: str) -> str:
+        """Where a client of the chat API asks it over HTTP."""
+
+    @property
+    @abstractmethod
+    def api_key(self) -> str:
+        """What the client must send with it."""
+
 
 @dataclass(frozen=True)
 class AgentConfig:
@@ -73,6 +82,17 @@ class AgentConfig:
     role: str
     """Name of the trajectory to which calls through this object belong."""
     calls: ModelCalls = field(repr=False)
+
+    @property
+    def base_url(self) -> str:
+        """For clients of the chat API, such as ``OpenAI(base_url=config.base_url, api_key=config.api_key)``: calls made
+        there are recorded as this trajectory's."""
+        return self.calls.base_url(self.role)
+
+    @property
+    def api_key(self) -> str:
+        """Opens this episode's ``base_url`` and no other's."""
+        return self.calls.api_key
 
     async def chat(self, messages: Messages) -> Reply:
         """Asks the policy for the next message; for ``async`` agents.

@@ -6,14 +6,18 @@ answer differently from what was sampled, a new sequence starts. Nothing sampled
 """
 
 import hashlib
+import json
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 
 from schemas.canonical import canonical_json, seed_from
 from schemas.errors import RollmillError
-from stages.rollouts.chat_template import ChatTemplate, Messages
+from stages.rollouts.calls import Messages, ModelAnswer, ModelCall, ToolCall
+from stages.rollouts.chat_template import ChatTemplate, text_of
 from stages.rollouts.engines.base import Engine, EngineFault, Generation, GenerationRequest, SamplingParams
+from stages.rollouts.formats import Parsed, parsed
 from stages.rollouts.sdk import MaxTurnsReached, Reply
 from stages.rollouts.sequence import TokenSequence, common_prefix
 
@@ -31,6 +35,9 @@ class RecordedStep:
     messages: Messages
     """Those that are new since the step before; all, where this one does not continue it."""
     response: str
+    """Without reasoning and tool calls, where the call was one that takes them apart."""
+    reasoning: str | None
+    tool_calls: tuple[ToolCall, ...]
     prefix_length: int
     prompt_ids: np.ndarray
     prompt_tokens: int
@@ -38,6 +45,11 @@ class RecordedStep:
     generation: Generation
     sampling: SamplingParams
     seed: int
+
+    @property
+    def finish_reason(self) -> str:
+        """Why sampling ended; ``tool_calls`` where it ended to call tools."""
+        return _reason(self.tool_calls, self.generation)
 
 
 @dataclass(eq=False)
@@ -55,7 +67,11 @@ class _Turn:
     """None: not answered."""
     sequence: TokenSequence = field(default_factory=TokenSequence)
     """Prompt and answer."""
-    response: str = ""
+    raw: str = ""
+    """The answer as it was decoded."""
+    told: Parsed | None = None
+    """The same taken apart; None: nobody asked for that."""
+    tool_calls: tuple[ToolCall, ...] = ()
     head: tuple[int, bytes] = (0, b"")
     """Length and hash of the rendered prompt with the answer; kept instead of the text."""
 
@@ -80,6 +96,7 @@ class Session:
         max_turns: int | None,
         seed: int,
         uid: str,
+        agent_samples: bool = False,
     ):
         self._trajectory = trajectory
         self._template = template
@@ -89,12 +106,13 @@ class Session:
         self._max_turns = max_turns
         self._seed = seed
         self._uid = uid
+        self._agent_samples = agent_samples
         self._turns: list[_Turn] = []
         self._answered: dict[bytes, _Turn] = {}
         """By the hash of a call's messages with its answer."""
 
     async def chat(self, messages: Messages) -> Reply:
-        """Asks the policy for the next message.
+        """Asks the policy for the next message, and gives the answer as it was decoded.
 
         Raises:
             MaxTurnsReached: the trajectory has made all the calls that it may.
@@ -102,15 +120,43 @@ class Session:
             TemplateRefused: the chat template does not accept the messages.
             EngineFault: the engine is broken.
         """
+        turn, generation = await self._asked(ModelCall(list(messages)))  # agents like to add to their own list
+        self._remember(turn, Reply.message_of(turn.raw))
+        return Reply(text=turn.raw, finish_reason=generation.finish_reason)
+
+    async def call(self, call: ModelCall) -> ModelAnswer:
+        """The same with tools, and with reasoning and tool calls taken out of the answer."""
+        turn, generation = await self._asked(call)
+        names = frozenset(tool["function"]["name"] for tool in call.tools or [])
+        turn.told = parsed(turn.raw, self._template.source, names)
+        turn.tool_calls = tuple(
+            ToolCall(self._call_id(turn, place), name, arguments)
+            for place, (name, arguments) in enumerate(turn.told.calls)
+        )
+        answer = ModelAnswer(
+            content=turn.told.content,
+            reasoning=turn.told.reasoning,
+            tool_calls=turn.tool_calls,
+            finish_reason=_reason(turn.tool_calls, generation),
+            prompt_tokens=len(turn.prompt),
+            response_ids=generation.response_ids,
+            logprobs=generation.logprobs,
+        )
+        self._remember(turn, answer.message)
+        return answer
+
+    async def _asked(self, call: ModelCall) -> tuple[_Turn, Generation]:
         if self._max_turns is not None and len(self._turns) >= self._max_turns:
             raise MaxTurnsReached(f"trajectory {self._trajectory!r} has made its {self._max_turns} model calls")
-        turn = self._next_turn(list(messages))  # agents like to add to their own list afterwards
+        turn = self._next_turn(call)
         self._turns.append(turn)
         request = GenerationRequest(turn.prompt.ids, turn.sampling, turn.seed, session=self._uid)
-        self._answer(turn, await self._engine.generate(request))
-        generation = turn.generation
-        assert generation is not None
-        return Reply(text=turn.response, finish_reason=generation.finish_reason)
+        generation = await self._engine.generate(request)
+        self._answer(turn, generation)
+        return turn, generation
+
+    def _call_id(self, turn: _Turn, place: int) -> str:
+        return f"call_{_hash(f'{self._uid}/{self._trajectory}/{turn.seed}/{place}').hex()[:24]}"
 
     def steps(self) -> list[RecordedStep]:
         """The answered calls in the order in which they were made."""
@@ -129,7 +175,9 @@ class Session:
                     trajectory=self._trajectory,
                     step_index=len(found),
                     messages=messages,
-                    response=turn.response,
+                    response=turn.raw if turn.told is None else turn.told.content,
+                    reasoning=None if turn.told is None else turn.told.reasoning,
+                    tool_calls=turn.tool_calls,
                     prefix_length=prefix,
                     prompt_ids=turn.prompt.ids[prefix:],
                     prompt_tokens=len(turn.prompt),
@@ -141,17 +189,19 @@ class Session:
             before = turn
         return found
 
-    def _next_turn(self, messages: Messages) -> _Turn:
+    def _next_turn(self, call: ModelCall) -> _Turn:
+        messages = call.messages
         parent, new_messages, prompt = None, messages, None
         if not self._answered:
-            text, ids = self._template.opening(messages)
+            text, ids = self._template.opening(messages, call.tools)
             prompt = TokenSequence().extended(ids)
         else:
-            text = self._template.render(messages)
             keys = _prefix_keys(messages)
-            known = next((n for n in range(len(messages), 0, -1) if keys[n] in self._answered), None)
-            if known is not None:
-                parent, new_messages = self._answered[keys[known]], messages[known:]
+            answers = {n: self._answered[keys[n]] for n in range(1, len(keys)) if keys[n] in self._answered}
+            text = self._template.render(_as_sampled(messages, answers), call.tools)
+            if answers:
+                known = max(answers)
+                parent, new_messages = answers[known], messages[known:]
                 prompt = self._continued(parent, text)
             if prompt is None:
                 parent, new_messages, prompt = None, messages, TokenSequence().extended(self._template.encode(text))
@@ -168,7 +218,7 @@ class Session:
             prompt=prompt,
             text=text,
             seed=seed_from(self._seed, self._trajectory, len(self._turns)),
-            sampling=replace(self._sampling, max_tokens=min(self._sampling.max_tokens, room)),
+            sampling=self._sampling_of(call, room),
         )
 
     def _continued(self, parent: _Turn, text: str) -> TokenSequence | None:
@@ -183,15 +233,39 @@ class Session:
             stop_id = None
         return parent.sequence.extended(self._template.encode_after(stop_id, suffix))
 
+    def _sampling_of(self, call: ModelCall, room: int) -> SamplingParams:
+        sampling = self._sampling
+        if self._agent_samples:
+            wishes = {name: getattr(call, name) for name in ("temperature", "top_p", "top_k", "max_tokens")}
+            sampling = replace(sampling, **{name: wish for name, wish in wishes.items() if wish is not None})
+        return replace(sampling, max_tokens=min(sampling.max_tokens, room))
+
     def _answer(self, turn: _Turn, generation: Generation) -> None:
         _check(generation, self._policy_id)
         turn.generation = generation
         turn.sequence = turn.prompt.extended(generation.response_ids)
         n = len(generation.response_ids) - (turn.stop_id is not None)
-        turn.response = self._template.decode(generation.response_ids[:n])
-        head = turn.text + turn.response
+        turn.raw = self._template.decode(generation.response_ids[:n])
+        head = turn.text + turn.raw
         turn.head, turn.text = (len(head), _hash(head)), ""
-        self._answered[_prefix_keys([*turn.messages, Reply.message_of(turn.response)])[-1]] = turn
+
+    def _remember(self, turn: _Turn, answer: dict[str, Any]) -> None:
+        """A later call that holds this answer, as the agent was given it, continues from it."""
+        self._answered[_prefix_keys([*turn.messages, answer])[-1]] = turn
+
+
+def _as_sampled(messages: Messages, answers: dict[int, _Turn]) -> Messages:
+    """The messages with each of the policy's own answers as it was sampled, not as it was taken apart.
+
+    Args:
+        answers: by the number of messages up to and with the answer.
+    """
+    changed = {n - 1: Reply.message_of(turn.raw) for n, turn in answers.items() if turn.told is not None}
+    return [changed.get(place, message) for place, message in enumerate(messages)] if changed else messages
+
+
+def _reason(tool_calls: tuple[ToolCall, ...], generation: Generation) -> str:
+    return "tool_calls" if tool_calls and generation.finish_reason == "stop" else generation.finish_reason
 
 
 def _check(generation: Generation, policy_id: str) -> None:
@@ -206,8 +280,27 @@ def _prefix_keys(messages: Messages) -> list[bytes]:
     """A hash of the first 0, 1, … messages."""
     keys = [b""]
     for message in messages:
-        keys.append(hashlib.blake2b(keys[-1] + canonical_json(message).encode(), digest_size=16).digest())
+        content = canonical_json(_identity(message)).encode()
+        keys.append(hashlib.blake2b(keys[-1] + content, digest_size=16).digest())
     return keys
+
+
+def _identity(message: dict[str, Any]) -> dict[str, Any]:
+    """What counts of a message when it is compared: clients write an answer back with more or fewer empty fields."""
+    if message.get("role") != "assistant":
+        return message
+    found: dict[str, Any] = {"role": "assistant", "content": text_of(message.get("content")) or ""}
+    if message.get("tool_calls"):
+        functions = [call["function"] for call in message["tool_calls"]]
+        found["tool_calls"] = [[function["name"], _arguments(function["arguments"])] for function in functions]
+    return found
+
+
+def _arguments(given: Any) -> Any:
+    try:
+        return json.loads(given) if isinstance(given, str) else given
+    except ValueError:
+        return given
 
 
 def _hash(text: str) -> bytes:

@@ -221,6 +221,7 @@ def _setting(inputs: Inputs, config: RolloutsConfig, engine: Any, policy: Any) -
         max_turns=config.max_turns,
         time_limit_s=config.episode_time_limit_s,
         is_validation=config.is_validation,
+        agent_samples=config.agent_samples,
     )
 
 

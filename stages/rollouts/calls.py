@@ -1,0 +1,61 @@
+"""One model call as an agent makes it, whatever API it comes through, and its answer."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+Messages = list[dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class ModelCall:
+    """What the policy is asked."""
+
+    messages: Messages
+    """All messages so far, as in the chat API."""
+    tools: list[dict[str, Any]] | None = None
+    """Functions that the policy may call, as in the chat API. None: none."""
+    temperature: float | None = None
+    """Wished by the agent, like the next three; None: the stage's. They count only where the config lets the agent
+    choose."""
+    top_p: float | None = None
+    top_k: int | None = None
+    max_tokens: int | None = None
+
+
+@dataclass(frozen=True)
+class ToolCall:
+    """A function that the policy wants called."""
+
+    id: str
+    name: str
+    arguments: str
+    """JSON, as it was sampled."""
+
+    def as_message_part(self) -> dict[str, Any]:
+        """As in the chat API."""
+        return {"id": self.id, "type": "function", "function": {"name": self.name, "arguments": self.arguments}}
+
+
+@dataclass(frozen=True)
+class ModelAnswer:
+    """What the policy answered."""
+
+    content: str
+    """Without reasoning and tool calls."""
+    reasoning: str | None
+    tool_calls: tuple[ToolCall, ...]
+    finish_reason: str
+    """``stop``, ``length`` where the answer was cut, or ``tool_calls``."""
+    prompt_tokens: int
+    response_ids: np.ndarray = field(repr=False)
+    """int32, the sampled ids, stop token included."""
+    logprobs: np.ndarray = field(repr=False)
+    """float32, one for each sampled id."""
+
+    @property
+    def message(self) -> dict[str, Any]:
+        """The answer as a message, to be put at the end of the list for the next call."""
+        calls = [call.as_message_part() for call in self.tool_calls]
+        return {"role": "assistant", "content": self.content} | ({"tool_calls": calls} if calls else {})

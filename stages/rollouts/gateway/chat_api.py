@@ -1,0 +1,195 @@
+"""``/v1/chat/completions``: requests as the chat API's clients write them, answers as they read them."""
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from stages.rollouts.calls import ModelAnswer, ModelCall
+from stages.rollouts.gateway.errors import ApiError
+
+_ROLES = ("system", "developer", "user", "assistant", "tool")
+_MOST_CHOICES = 128
+
+
+@dataclass(frozen=True)
+class ChatRequest:
+    """A request that has been understood."""
+
+    call: ModelCall
+    n: int
+    is_streamed: bool
+    with_usage: bool
+    """At the end of a stream."""
+    with_logprobs: bool
+
+
+def chat_request(body: dict[str, Any]) -> ChatRequest:
+    """What a request asks for.
+
+    Raises:
+        ApiError: it is no such request, or asks for what the policy cannot do.
+    """
+    messages = body.get("messages")
+    if not isinstance(messages, list) or not messages:
+        raise ApiError(400, "messages must be a list of one message or more", param="messages")
+    for place, message in enumerate(messages):
+        _check_message(message, f"messages[{place}]")
+    n = body.get("n")
+    n = 1 if n is None else n
+    if not _is_whole(n) or not 1 <= n <= _MOST_CHOICES:
+        raise ApiError(400, f"n must be a whole number from 1 to {_MOST_CHOICES}", param="n")
+    if body.get("stop"):
+        raise ApiError(
+            400,
+            "texts at which an answer stops are the stage's to set (sampling.stop)",
+            param="stop",
+            code="unsupported",
+        )
+    if (body.get("response_format") or {"type": "text"}).get("type") != "text":
+        raise ApiError(
+            400, "answers in a given JSON form are not supported", param="response_format", code="unsupported"
+        )
+    most = body.get("max_completion_tokens") or body.get("max_tokens")
+    call = ModelCall(
+        messages=[_plain(message) for message in messages],
+        tools=_tools(body),
+        temperature=_number(body, "temperature", 0, 100),
+        top_p=_number(body, "top_p", 1e-9, 1),
+        top_k=_count(body.get("top_k")),
+        max_tokens=_count(most),
+    )
+    options = body.get("stream_options") or {}
+    return ChatRequest(
+        call=call,
+        n=n,
+        is_streamed=bool(body.get("stream")),
+        with_usage=bool(options.get("include_usage")),
+        with_logprobs=bool(body.get("logprobs")),
+    )
+
+
+def completion(
+    request: ChatRequest, answers: list[ModelAnswer], model: str, uid: str, text_of: Callable[[int], str]
+) -> dict[str, Any]:
+    """The whole answer.
+
+    Args:
+        text_of: how a token is written.
+    """
+    choices = [
+        {
+            "index": place,
+            "message": _message(answer),
+            "finish_reason": answer.finish_reason,
+            "logprobs": _logprobs(answer, text_of) if request.with_logprobs else None,
+        }
+        for place, answer in enumerate(answers)
+    ]
+    return _head(uid, model, "chat.completion") | {"choices": choices, "usage": _usage(answers)}
+
+
+def chunks(
+    request: ChatRequest, answers: list[ModelAnswer], model: str, uid: str, text_of: Callable[[int], str]
+) -> Iterator[str]:
+    """The same as the events of a stream. All of it is known before the first is sent, so no stream breaks off half."""
+    head = _head(uid, model, "chat.completion.chunk")
+
+    def event(place: int, delta: dict[str, Any], reason: str | None = None, logprobs: Any = None) -> str:
+        choice = {"index": place, "delta": delta, "finish_reason": reason, "logprobs": logprobs}
+        return f"data: {json.dumps(head | {'choices': [choice]}, ensure_ascii=False)}\n\n"
+
+    for place, answer in enumerate(answers):
+        yield event(place, {"role": "assistant", "content": ""})
+        if answer.reasoning:
+            yield event(place, {"reasoning_content": answer.reasoning})
+        if answer.content:
+            logprobs = _logprobs(answer, text_of) if request.with_logprobs else None
+            yield event(place, {"content": answer.content}, logprobs=logprobs)
+        for index, call in enumerate(answer.tool_calls):
+            yield event(place, {"tool_calls": [{"index": index, **call.as_message_part()}]})
+        yield event(place, {}, answer.finish_reason)
+    if request.with_usage:
+        yield f"data: {json.dumps(head | {'choices': [], 'usage': _usage(answers)})}\n\n"
+    yield "data: [DONE]\n\n"
+
+
+def _head(uid: str, model: str, kind: str) -> dict[str, Any]:
+    return {"id": f"chatcmpl-{uid}", "object": kind, "created": int(time.time()), "model": model}
+
+
+def _message(answer: ModelAnswer) -> dict[str, Any]:
+    message = answer.message
+    if answer.tool_calls and not answer.content:
+        message["content"] = None
+    if answer.reasoning is not None:
+        message["reasoning_content"] = answer.reasoning
+    return message
+
+
+def _usage(answers: list[ModelAnswer]) -> dict[str, int]:
+    prompt, sampled = answers[0].prompt_tokens, sum(len(answer.response_ids) for answer in answers)
+    return {"prompt_tokens": prompt, "completion_tokens": sampled, "total_tokens": prompt + sampled}
+
+
+def _logprobs(answer: ModelAnswer, text_of: Callable[[int], str]) -> dict[str, Any]:
+    texts = list(map(text_of, answer.response_ids.tolist()))
+    return {
+        "content": [
+            {"token": text, "logprob": logprob, "bytes": list(text.encode()), "top_logprobs": []}
+            for text, logprob in zip(texts, answer.logprobs.tolist(), strict=True)
+        ],
+        "refusal": None,
+    }
+
+
+def _check_message(message: Any, where: str) -> None:
+    if not isinstance(message, dict) or message.get("role") not in _ROLES:
+        raise ApiError(400, f"{where} must be an object whose role is one of {', '.join(_ROLES)}", param=where)
+    content = message.get("content")
+    if not isinstance(content, str | list) and not (message["role"] == "assistant" and content is None):
+        raise ApiError(400, f"{where}.content must be a text or a list of parts", param=f"{where}.content")
+    for part in content if isinstance(content, list) else []:
+        if not isinstance(part, dict) or part.get("type") != "text" or not isinstance(part.get("text"), str):
+            raise ApiError(400, f"{where}.content may hold parts of type text only", param=f"{where}.content")
+    for call in message.get("tool_calls") or []:
+        function = call.get("function") if isinstance(call, dict) else None
+        if not isinstance(function, dict) or not isinstance(function.get("name"), str) or "arguments" not in function:
+            raise ApiError(400, f"{where}.tool_calls must name a function and its arguments", param=where)
+
+
+def _plain(message: dict[str, Any]) -> dict[str, Any]:
+    """Without the empty fields that clients add."""
+    kept = {name: value for name, value in message.items() if value is not None and value != []}
+    return {"content": "", **kept} if message["role"] == "assistant" else kept
+
+
+def _tools(body: dict[str, Any]) -> list[dict[str, Any]] | None:
+    tools = body.get("tools")
+    if not tools or body.get("tool_choice") == "none":
+        return None
+    for place, tool in enumerate(tools if isinstance(tools, list) else [tools]):
+        function = tool.get("function") if isinstance(tool, dict) else None
+        if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+            raise ApiError(400, f"tools[{place}] must be a function with a name", param=f"tools[{place}]")
+    found: list[dict[str, Any]] = tools
+    return found
+
+
+def _number(body: dict[str, Any], name: str, least: float, most: float) -> float | None:
+    value = body.get(name)
+    if value is None:
+        return None
+    if not isinstance(value, int | float) or isinstance(value, bool) or not least <= value <= most:
+        raise ApiError(400, f"{name} must be a number from {least:g} to {most:g}", param=name)
+    return float(value)
+
+
+def _count(value: Any) -> int | None:
+    """A number of things; others, such as the -1 that some clients send for no limit, are no wish."""
+    return value if _is_whole(value) and value > 0 else None
+
+
+def _is_whole(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)

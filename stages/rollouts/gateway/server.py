@@ -1,0 +1,187 @@
+"""The gateway's HTTP server, in the event loop of the episodes that it serves.
+
+Each episode is a session with an address and a key of its own, so that none can read or extend another's. It listens on
+the loopback.
+"""
+
+import asyncio
+import hmac
+import json
+import secrets
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any, Protocol
+from urllib.parse import quote, unquote
+
+from aiohttp import web
+
+from schemas.errors import RollmillError
+from stages.rollouts.calls import ModelAnswer, ModelCall
+from stages.rollouts.chat_template import TemplateRefused
+from stages.rollouts.engines.base import EngineFault
+from stages.rollouts.gateway.chat_api import ChatRequest, chat_request, chunks, completion
+from stages.rollouts.gateway.errors import ApiError
+from stages.rollouts.sdk import EpisodeClosed, MaxTurnsReached
+from stages.rollouts.session import ContextExceeded
+
+MAX_BODY = 32 * 1024 * 1024
+"""Bytes of a request at most."""
+_REFUSALS: dict[type[RollmillError], tuple[int, str]] = {
+    MaxTurnsReached: (400, "max_turns"),
+    ContextExceeded: (400, "context_length_exceeded"),
+    TemplateRefused: (400, "template_refused"),
+    EpisodeClosed: (410, "session_closed"),
+    EngineFault: (503, "engine_fault"),
+}
+
+
+class Calls(Protocol):
+    """What a session does with a call."""
+
+    async def call(self, trajectory: str, call: ModelCall) -> ModelAnswer: ...
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """Where one episode's calls go."""
+
+    url: str
+    """Up to and with the session."""
+    api_key: str
+
+    def base_url(self, role: str) -> str:
+        """What a client is given for the calls of one trajectory."""
+        return f"{self.url}/roles/{quote(role, safe='')}/v1"
+
+
+@dataclass(frozen=True)
+class _Session:
+    calls: Calls
+    api_key: str
+    role: str
+    at_work: set[asyncio.Task[Any]] = field(default_factory=set)
+    """Calls that are not answered yet."""
+
+
+class Gateway:
+    """Serves from ``async with`` on. ``open`` may be called from any thread."""
+
+    def __init__(self, model: str, token_text: Any):
+        """
+        Args:
+            model: name of the policy, which calls must give.
+            token_text: how a token id is written.
+        """
+        self._model = model
+        self._token_text = token_text
+        self._sessions: dict[str, _Session] = {}
+        self._url = ""
+
+    async def __aenter__(self) -> "Gateway":
+        app = web.Application(client_max_size=MAX_BODY)
+        app.router.add_get("/health", self._health)
+        for prefix in ("/sessions/{session}", "/sessions/{session}/roles/{role}"):
+            app.router.add_get(f"{prefix}/v1/models", self._models)
+            app.router.add_post(f"{prefix}/v1/chat/completions", self._chat)
+        app.router.add_route("*", "/{rest:.*}", self._unknown)
+        # A client that hangs up takes its call back: the answer would be nobody's.
+        self._runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=1)
+        await self._runner.setup()
+        site = web.TCPSite(self._runner, "127.0.0.1", 0, backlog=4096)
+        await site.start()
+        self._url = f"http://127.0.0.1:{self._runner.addresses[0][1]}"
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._runner.cleanup()
+
+    def open(self, uid: str, calls: Calls, role: str) -> Endpoint:
+        """Takes calls for a session from now on.
+
+        Args:
+            role: name of the trajectory of calls that name none.
+        """
+        api_key = secrets.token_urlsafe(24)
+        self._sessions[uid] = _Session(calls, api_key, role)
+        return Endpoint(f"{self._url}/sessions/{uid}", api_key)
+
+    def close(self, uid: str) -> None:
+        """Takes no more, and gives up those that are not answered. To be called in the gateway's event loop."""
+        session = self._sessions.pop(uid, None)
+        for task in list(session.at_work) if session else []:
+            task.cancel()
+
+    async def _health(self, request: web.Request) -> web.Response:
+        return web.json_response({"status": "ok", "sessions": len(self._sessions)})
+
+    async def _models(self, request: web.Request) -> web.Response:
+        try:
+            self._session(request)
+        except ApiError as error:
+            return error.response()
+        model = {"id": self._model, "object": "model", "created": 0, "owned_by": "rollmill"}
+        return web.json_response({"object": "list", "data": [model]})
+
+    async def _unknown(self, request: web.Request) -> web.Response:
+        return ApiError(404, f"the gateway has no {request.method} {request.path}", code="unknown_url").response()
+
+    async def _chat(self, request: web.Request) -> web.StreamResponse:
+        try:
+            session, role = self._session(request)
+            asked = chat_request(await self._body(request))
+            answers = await self._answers(session, role, asked)
+        except ApiError as error:
+            return error.response()
+        except RollmillError as error:
+            status, code = _REFUSALS.get(type(error), (400, "refused"))
+            return ApiError(status, str(error), code=code).response()
+        uid = secrets.token_hex(12)
+        if not asked.is_streamed:
+            return web.json_response(completion(asked, answers, self._model, uid, self._token_text))
+        stream = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
+        await stream.prepare(request)
+        for event in chunks(asked, answers, self._model, uid, self._token_text):
+            await stream.write(event.encode())
+        await stream.write_eof()
+        return stream
+
+    async def _answers(self, session: _Session, role: str, asked: ChatRequest) -> list[ModelAnswer]:
+        task = asyncio.current_task()
+        assert task is not None
+        session.at_work.add(task)
+        try:
+            return await asyncio.gather(*[session.calls.call(role, asked.call) for _ in range(asked.n)])
+        finally:
+            session.at_work.discard(task)
+
+    def _session(self, request: web.Request) -> tuple[_Session, str]:
+        session = self._sessions.get(request.match_info["session"])
+        given = request.headers.get("Authorization", "").removeprefix("Bearer ")
+        # One answer for both, so that no one learns which sessions there are.
+        if session is None or not hmac.compare_digest(given.encode(), session.api_key.encode()):
+            raise ApiError(401, "no session of this name is open with this key", code="invalid_api_key")
+        role = unquote(request.match_info["role"]) if "role" in request.match_info else session.role
+        role = request.headers.get("X-Rollmill-Role", role)
+        if not 1 <= len(role) <= 128:
+            raise ApiError(400, "a role is a name of 1 to 128 characters", param="role")
+        return session, role
+
+    async def _body(self, request: web.Request) -> dict[str, Any]:
+        try:
+            body = json.loads(await request.read())
+        except web.HTTPRequestEntityTooLarge:
+            raise ApiError(413, f"a request may have {MAX_BODY:,} bytes", code="request_too_large") from None
+        except ValueError as error:
+            raise ApiError(400, f"the request is no JSON: {error}", code="invalid_json") from None
+        if not isinstance(body, dict):
+            raise ApiError(400, "the request must be a JSON object", code="invalid_json")
+        if body.get("model") != self._model:
+            raise ApiError(
+                404,
+                f"there is no model {body.get('model')!r}; this policy is {self._model!r} (config.model)",
+                code="model_not_found",
+                param="model",
+            )
+        return body

@@ -1,0 +1,146 @@
+"""Agents as users have them: they know nothing of Rollmill but ``config.base_url``, ``api_key`` and ``model``."""
+
+# mypy: disable-error-code="union-attr,list-item,index"
+
+import asyncio
+import json
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+
+from openai import APIStatusError, APITimeoutError, AsyncOpenAI, OpenAI
+
+ADD = {
+    "type": "function",
+    "function": {
+        "name": "add",
+        "description": "adds",
+        "parameters": {"type": "object", "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}}},
+    },
+}
+
+
+def first(task):
+    return [{"role": "user", "content": task.instruction}]
+
+
+def three_turns(task, config):
+    client = OpenAI(base_url=config.base_url, api_key=config.api_key)
+    messages = first(task)
+    for _ in range(3):
+        answer = client.chat.completions.create(model=config.model, messages=messages, temperature=0.0)
+        messages += [answer.choices[0].message, {"role": "user", "content": "sure?"}]
+    return {"usage": answer.usage.model_dump(exclude_none=True), "model": answer.model}
+
+
+async def streams(task, config):
+    async with AsyncOpenAI(base_url=config.base_url, api_key=config.api_key) as client:
+        stream = await client.chat.completions.create(
+            model=config.model, messages=first(task), stream=True, stream_options={"include_usage": True}
+        )
+        text, reasons, usage = "", [], None
+        async for chunk in stream:
+            usage = chunk.usage or usage
+            for choice in chunk.choices:
+                text += choice.delta.content or ""
+                reasons += [choice.finish_reason] if choice.finish_reason else []
+    return {"text": text, "reasons": reasons, "sampled": usage.completion_tokens}
+
+
+async def uses_a_tool(task, config):
+    messages = first(task)
+    async with AsyncOpenAI(base_url=config.base_url, api_key=config.api_key) as client:
+        answer = await client.chat.completions.create(model=config.model, messages=messages, tools=[ADD])
+        message = answer.choices[0].message
+        messages.append(message)
+        for call in message.tool_calls or []:
+            arguments = json.loads(call.function.arguments)
+            result = {"role": "tool", "tool_call_id": call.id, "content": str(arguments["a"] + arguments["b"])}
+            messages.append(result)
+        await client.chat.completions.create(model=config.model, messages=messages, tools=[ADD])
+    return {"reason": answer.choices[0].finish_reason, "content": message.content}
+
+
+def several_at_once(task, config):
+    """Concurrent calls of two roles, answered in any order, and two choices of one call."""
+
+    def ask(role):
+        own = config.for_role(role)
+        client = OpenAI(base_url=own.base_url, api_key=own.api_key)
+        return client.chat.completions.create(
+            model=config.model, messages=[*first(task), {"role": "user", "content": role}]
+        )
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(ask, ["solver-0", "judge", "solver-1", "judge"]))
+    client = OpenAI(base_url=config.base_url, api_key=config.api_key)
+    answer = client.chat.completions.create(model=config.model, messages=first(task), n=2, logprobs=True)
+    told = [[token.logprob for token in choice.logprobs.content] for choice in answer.choices]
+    return {"texts": [choice.message.content for choice in answer.choices], "logprobs": told}
+
+
+def by_header(task, config):
+    client = OpenAI(base_url=config.base_url, api_key=config.api_key, default_headers={"X-Rollmill-Role": "critic"})
+    client.chat.completions.create(model=config.model, messages=first(task))
+
+
+def wrong_calls(task, config):
+    """Everything that is refused, and one good call after it."""
+    client = OpenAI(base_url=config.base_url, api_key=config.api_key, max_retries=0)
+    told = []
+
+    def refused(**changed):
+        try:
+            client.chat.completions.create(**({"model": config.model, "messages": first(task)} | changed))
+        except APIStatusError as error:
+            told.append([type(error).__name__, error.status_code, error.body["message"]])
+
+    refused(model="gpt-4")
+    refused(messages=[])
+    refused(messages=[{"role": "robot", "content": "x"}])
+    refused(messages=[{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "http://x"}}]}])
+    refused(messages=[{"role": "user", "content": "word " * 2000}])
+    refused(n=0)
+    refused(stop=["Observation:"])
+    client.api_key = "another's"
+    refused()
+    client.api_key = config.api_key
+    client.chat.completions.create(model=config.model, messages=first(task))
+    return {"told": told}
+
+
+def calls_too_often(task, config):
+    client = OpenAI(base_url=config.base_url, api_key=config.api_key)
+    for _ in range(5):
+        client.chat.completions.create(model=config.model, messages=first(task))
+
+
+async def hangs_after_a_call(task, config):
+    async with AsyncOpenAI(base_url=config.base_url, api_key=config.api_key) as client:
+        await client.chat.completions.create(model=config.model, messages=first(task))
+        await asyncio.sleep(60)
+
+
+def hangs_up(task, config):
+    """Gives up a call before it is answered, and makes it again."""
+    impatient = OpenAI(base_url=config.base_url, api_key=config.api_key, timeout=0.001, max_retries=0)
+    with suppress(APITimeoutError):
+        impatient.chat.completions.create(model=config.model, messages=first(task))
+    patient = OpenAI(base_url=config.base_url, api_key=config.api_key)
+    patient.chat.completions.create(model=config.model, messages=first(task))
+
+
+def wishes(task, config):
+    client = OpenAI(base_url=config.base_url, api_key=config.api_key)
+    client.chat.completions.create(model=config.model, messages=first(task), temperature=0.25, max_tokens=3)
+
+
+def spies(task, config):
+    """Tries to use the session of another episode."""
+    base = config.base_url.replace(config.session_uid, "0" * 32)
+    try:
+        OpenAI(base_url=base, api_key=config.api_key, max_retries=0).chat.completions.create(
+            model=config.model, messages=first(task)
+        )
+    except APIStatusError as error:
+        return type(error).__name__
+    return "it worked"

@@ -1,0 +1,196 @@
+"""Agents with the official client of the chat API, unchanged: what they get, and what is recorded of it."""
+
+import json
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+import pytest
+
+from stages.rollouts.chat_template import chat_template_in
+from tests.stages.rollouts.policies import forward_logprobs, make_policy
+from tests.stages.rollouts.stored import frame, request, rolled_out, stored_policy, stored_tasks
+
+AGENTS = "tests/stages/rollouts/openai_agents.py"
+WITH_TOOLS = (
+    "{% if tools %}<|im_start|>system\nuse <tool_call></tool_call> {{ tools | tojson }}<|im_end|>\n{% endif %}"
+    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}"
+    "{% for call in message.tool_calls or [] %}<tool_call>{{ call.function | tojson }}</tool_call>{% endfor %}"
+    "<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+CALL = '<think>hm</think>\n\nlet me see <tool_call>{"arguments":{"a":  2,"b":3},"name": "add"}</tool_call>'
+
+
+@pytest.fixture
+def shelf(memory_store, policy):
+    return memory_store, stored_tasks(memory_store, 2), stored_policy(memory_store, policy)
+
+
+def made(shelf, agent, **config):
+    """Episodes and steps of the agent's attempts, one at each of two tasks."""
+    store, tasks, policy = shelf
+    manifest = rolled_out(store, request(tasks, policy, {"agent": f"{AGENTS}:{agent}", **config})).manifest
+    return frame(store, manifest, "episodes"), frame(store, manifest, "steps")
+
+
+def returned(episodes):
+    assert set(episodes["status"]) <= {"completed", "truncated"}, episodes["error"].to_list()
+    return [json.loads(text) for text in episodes["artifacts"]]
+
+
+def whole_sequences(steps: pl.DataFrame) -> list[tuple[list[int], list[int]]]:
+    """Prompt and sampled ids of each step of one trajectory, the prompt whole."""
+    found: list[tuple[list[int], list[int]]] = []
+    so_far: list[int] = []
+    for row in steps.sort("step_index").iter_rows(named=True):
+        prompt = [*so_far[: row["prefix_length"]], *row["prompt_ids"]]
+        found.append((prompt, row["response_ids"]))
+        so_far = [*prompt, *row["response_ids"]]
+    return found
+
+
+def test_turns_continue_from_the_ids_that_were_sampled(shelf, policy):
+    episodes, steps = made(shelf, "three_turns")
+    assert len(steps) == 6
+    for episode in episodes.iter_rows(named=True):
+        own = steps.filter(episode_id=episode["episode_id"])
+        sequences = whole_sequences(own)
+        for (prompt, sampled), (following, _) in pairwise(sequences):
+            assert following[: len(prompt) + len(sampled)] == [*prompt, *sampled]
+        told = json.loads(episode["artifacts"])
+        assert told["usage"]["completion_tokens"] == len(sequences[-1][1])
+        assert told["usage"]["prompt_tokens"] == len(sequences[-1][0])
+        assert told["model"] == own["policy_id"][0][:12]
+        prompt, sampled = sequences[-1]
+        expected = forward_logprobs(policy.folder, np.array([*prompt, *sampled], np.int32))[-len(sampled) :]
+        assert np.abs(np.array(own["logprobs"][-1].to_list()) - expected).max() < 1e-4
+    assert set(steps["temperature"]) == {1.0}, "the stage's, whatever the agent sends"
+
+
+def test_http_and_in_process_calls_sample_the_same(shelf):
+    _, over_http = made(shelf, "three_turns")
+    store, tasks, policy = shelf
+    config = {"agent": "tests/stages/rollouts/given_agents.py:three_turns"}
+    inside = frame(store, rolled_out(store, request(tasks, policy, config)).manifest, "steps")
+    prompts = [set(map(tuple, steps.filter(step_index=0)["prompt_ids"].to_list())) for steps in (over_http, inside)]
+    assert prompts[0] == prompts[1]
+
+
+def test_a_stream_says_what_is_recorded(shelf, policy):
+    episodes, steps = made(shelf, "streams")
+    template = chat_template_in(policy.folder)
+    for told, row in zip(returned(episodes), steps.sort("episode_id").iter_rows(named=True), strict=True):
+        ids = row["response_ids"]
+        assert told["sampled"] == len(ids)
+        assert told["reasons"] == [row["finish_reason"]]
+        assert told["text"] == row["response"]
+        assert template.decode(np.array(ids)).startswith(told["text"])
+
+
+@pytest.fixture
+def tool_policy(tmp_path: Path):
+    made = make_policy(tmp_path / "policy", max_position_embeddings=1024)
+    (made.folder / "chat_template.jinja").write_text(WITH_TOOLS)
+    return made
+
+
+def scripted(policy, *texts):
+    template = chat_template_in(policy.folder)
+    replies = [[*template.encode(text).tolist(), template.stop_token_ids[-1]] for text in texts]
+    return {"type": "scripted", "replies": replies}
+
+
+def test_tool_calls_and_reasoning_are_taken_out_and_the_next_prompt_holds_what_was_sampled(memory_store, tool_policy):
+    shelf = (memory_store, stored_tasks(memory_store, 1), stored_policy(memory_store, tool_policy))
+    engine = scripted(tool_policy, CALL)
+    episodes, steps = made(shelf, "uses_a_tool", engine=engine, sampling={"max_tokens": 200})
+    (told,) = returned(episodes)
+    assert told == {"reason": "tool_calls", "content": "let me see"}
+    first, second = steps.sort("step_index").iter_rows(named=True)
+    assert first["finish_reason"] == "tool_calls"
+    assert (first["response"], first["reasoning"]) == ("let me see", "hm")
+    (call,) = json.loads(first["tool_calls"])
+    assert call["function"]["name"] == "add"
+    assert json.loads(call["function"]["arguments"]) == {"a": 2, "b": 3}
+    assert first["response_ids"] == engine["replies"][0]
+    assert second["prefix_length"] == len(first["prompt_ids"]) + len(first["response_ids"])
+    (result,) = json.loads(second["messages"])
+    assert (result["role"], result["content"], result["tool_call_id"]) == ("tool", "5", call["id"])
+
+
+def test_concurrent_calls_belong_to_the_role_that_made_them(shelf):
+    episodes, steps = made(shelf, "several_at_once")
+    for told, episode_id in zip(returned(episodes), episodes["episode_id"], strict=True):
+        own = steps.filter(episode_id=episode_id)
+        by_role = {name[0]: rows for name, rows in own.group_by("trajectory")}
+        assert {name: len(rows) for name, rows in by_role.items()} == {
+            "solver-0": 1, "solver-1": 1, "judge": 2, "default": 2,
+        }  # fmt: skip
+        for role in ("solver-0", "solver-1", "judge"):
+            for messages in by_role[role]["messages"]:
+                assert json.loads(messages)[-1]["content"] == role
+        choices = by_role["default"].sort("step_index")
+        assert choices["response"].to_list() == told["texts"]
+        assert [len(one) for one in told["logprobs"]] == [len(one) for one in choices["logprobs"]]
+        assert np.allclose(np.concatenate(told["logprobs"]), np.concatenate(choices["logprobs"].to_numpy()))
+        assert choices["prompt_ids"][0].len() > 0
+
+
+def test_a_header_names_the_role_too(shelf):
+    _, steps = made(shelf, "by_header")
+    assert set(steps["trajectory"]) == {"critic"}
+
+
+def test_refusals_are_in_the_apis_own_form_and_no_steps(shelf):
+    episodes, steps = made(shelf, "wrong_calls")
+    assert len(steps) == 2, "the good call of each"
+    for told in (one["told"] for one in returned(episodes)):
+        assert [(name, status) for name, status, _ in told] == [
+            ("NotFoundError", 404),
+            ("BadRequestError", 400),
+            ("BadRequestError", 400),
+            ("BadRequestError", 400),
+            ("BadRequestError", 400),
+            ("BadRequestError", 400),
+            ("BadRequestError", 400),
+            ("AuthenticationError", 401),
+        ]
+        said = [message for _, _, message in told]
+        assert "there is no model 'gpt-4'" in said[0]
+        assert "messages[0]" in said[2]
+        assert "parts of type text only" in said[3]
+        assert "the policy's context of 256 leaves no room" in said[4]
+
+
+def test_too_many_calls_end_the_episode_as_it_does_in_process(shelf):
+    episodes, steps = made(shelf, "calls_too_often", max_turns=2)
+    assert set(episodes["status"]) == {"max_turns"}
+    assert len(steps) == 4
+
+
+def test_a_hung_agent_is_ended_and_keeps_its_steps(shelf):
+    episodes, steps = made(shelf, "hangs_after_a_call", episode_time_limit_s=3)
+    assert set(episodes["status"]) == {"timeout"}
+    assert len(steps) == 2
+
+
+def test_a_call_that_its_client_gave_up_is_no_step(shelf):
+    episodes, steps = made(shelf, "hangs_up", sampling={"max_tokens": 200})
+    returned_nothing = episodes.filter(pl.col("artifacts").is_null())
+    assert len(returned_nothing) == 2
+    assert len(steps) == 2
+
+
+def test_an_agent_samples_as_it_wishes_only_where_it_may(shelf):
+    _, steps = made(shelf, "wishes")
+    assert set(steps["temperature"]) == {1.0}
+    _, steps = made(shelf, "wishes", agent_samples=True)
+    assert set(steps["temperature"]) == {0.25}
+    assert steps["response_ids"].list.len().max() <= 3
+
+
+def test_a_session_cannot_be_used_by_another_episode(shelf):
+    episodes, steps = made(shelf, "spies")
+    assert [told["answer"] for told in returned(episodes)] == ["AuthenticationError"] * 2
+    assert len(steps) == 0
