@@ -34,6 +34,13 @@ class Task:
 
 
 @dataclass
+class Action:
+    """What an agent did after a model call, in the agent's own form."""
+
+    action: Any = None
+
+
+@dataclass
 class Step:
     """One model call."""
 
@@ -53,6 +60,14 @@ class Step:
     """float32 array, one natural-log probability a sampled id; None: not known."""
     reward: float | None = None
     """None: not graded."""
+    id: str = ""
+    input: Any = None
+    output: Any = None
+    action: Any = None
+    """What the agent made of the answer: an ``Action`` or anything else."""
+    done: bool = False
+    metadata: dict[str, Any] | None = None
+    """These last six are an agent's own notes; what is stored of a step is the recorded call."""
 
 
 @dataclass
@@ -64,6 +79,12 @@ class Trajectory:
     reward: float | None = None
     """None: not graded."""
     signals: dict[str, float] = field(default_factory=dict)
+    uid: str = ""
+    task: Any = None
+    input: Any = None
+    output: Any = None
+    """What this role made; kept with the episode's artifacts where an agent gives it."""
+    metadata: dict[str, Any] | None = None
 
     @property
     def response(self) -> str | None:
@@ -82,6 +103,10 @@ class Episode:
     artifacts: dict[str, Any] = field(default_factory=dict)
     status: str = "completed"
     """completed, truncated, max_turns, timeout or error."""
+    metrics: dict[str, Any] = field(default_factory=dict)
+    metadata: dict[str, Any] = field(default_factory=dict)
+    is_correct: bool | None = None
+    """What the agent itself thinks, for its artifacts; graders decide."""
 
     @property
     def response(self) -> str | None:
@@ -110,6 +135,8 @@ class EvalOutput:
     signals: dict[str, float] | list[Signal] = field(default_factory=dict)
     step_rewards: dict[int, float] = field(default_factory=dict)
     """Reward by step index, where the grader gives them."""
+    metadata: dict[str, Any] = field(default_factory=dict)
+    """Told as the explanation, where the grader gives none."""
 
 
 def instruction_from(column: str) -> str | list[dict[str, Any]]:

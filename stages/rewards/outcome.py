@@ -3,6 +3,7 @@
 Nothing is guessed here: a reward that is no finite number is a fault of the grader and never a score.
 """
 
+import json
 import math
 import traceback
 from collections.abc import Mapping
@@ -49,7 +50,7 @@ def outcome_of(returned: Any, trajectory: Trajectory) -> Outcome:
             reward=_finite(output.reward, "the reward"),
             is_correct=is_correct,
             verdict=None if verdict is None else clean(str(verdict)),
-            explanation=None if output.explanation is None else clean(str(output.explanation)),
+            explanation=_explanation(output),
             signals=_signals(output.signals),
             step_rewards=_step_rewards(output.step_rewards, len(trajectory.steps)),
         )
@@ -78,6 +79,12 @@ def _as_output(returned: Any) -> EvalOutput:
     if isinstance(returned, tuple) and len(returned) == 2:
         return EvalOutput(returned[0], is_correct=returned[1])
     return EvalOutput(returned)
+
+
+def _explanation(output: EvalOutput) -> str | None:
+    if output.explanation is not None:
+        return clean(str(output.explanation))
+    return clean(json.dumps(output.metadata, default=str, sort_keys=True)) if output.metadata else None
 
 
 def _finite(value: Any, what: str) -> float:
