@@ -157,24 +157,7 @@ SIGNALS = TableSpec(
     ),
 )
 
-STEP_CALL_ERRORS = TableSpec(
-    "call_errors",
-    1,
-    ("episode_id", "trajectory", "error_index"),
-    pa.schema(
-        [
-            _column("episode_id", pa.string(), "the attempt that made this model call"),
-            _column("trajectory", pa.string(), "name or role of the trajectory inside the episode"),
-            _column("error_index", pa.int32(), "place among the trajectory's failed calls, 0 to n-1"),
-            _column("started_at", TIMESTAMP, "when the call was made, UTC"),
-            _column("status", pa.string(), "refused (the call's own fault), or abandoned (nobody waited for it)"),
-            _column("kind", pa.string(), "class of the fault"),
-            _column("message", pa.large_string(), "message of the fault"),
-        ]
-    ),
-)
-
-REWARDS = TableSpec(
+STEP_REWARDS = TableSpec(
     "step_rewards",
     1,
     ("episode_id", "trajectory", "step_index"),

@@ -11,7 +11,8 @@ from pathlib import Path
 UNUSED_S = 30 * 24 * 3600.0
 """What nobody has asked for within this time goes."""
 ORPHAN_S = 24 * 3600.0
-"""So does, after this time, what only this folder still holds: its store is gone or has collected it."""
+"""So does, after this time, what only this folder still holds: its store is gone or has collected it; and the journal of
+work that nobody has gone on with."""
 
 _SWEPT: set[Path] = set()
 
@@ -29,6 +30,9 @@ def sweep_once(cache: Path) -> None:
     for model in _children(cache / "models"):
         if model.is_dir() and _age(model, now) > UNUSED_S:
             shutil.rmtree(model, ignore_errors=True)
+    for journal in _children(cache / "journal"):
+        if _age(journal, now) > ORPHAN_S:
+            shutil.rmtree(journal, ignore_errors=True)
     for shelf in _children(cache / "files"):
         for file in _children(shelf):
             if _age(file, now) > UNUSED_S:

@@ -8,23 +8,25 @@ import asyncio
 import concurrent.futures
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any
 
-from schemas.canonical import canonical_json
-from schemas.records import Episode, Task, Trajectory
+from schemas.records import Task
 from stages.rollouts.calls import ModelAnswer, ModelCall
 from stages.rollouts.chat_template import ChatTemplate
 from stages.rollouts.engines.base import Engine, EngineFault, SamplingParams
 from stages.rollouts.gateway.server import Endpoint, Gateway
+from stages.rollouts.masking import MASK, Masker
+from stages.rollouts.returned import Returned, returned
 from stages.rollouts.sdk import Agent, AgentConfig, EpisodeClosed, MaxTurnsReached, Messages, ModelCalls, Reply
 from stages.rollouts.session import RecordedStep, Session
 
 _MESSAGE_LIMIT = 2000
 """Characters of a fault's message that are kept."""
+_ABANDONED = "its caller, or the episode, ended before the answer"
 _STRAGGLERS_S = 1.0
 """How long agents that ran past their limit may take to notice, before the shard goes on without them."""
 
@@ -46,6 +48,18 @@ class Attempt:
 
 
 @dataclass(frozen=True)
+class CallError:
+    """A model call that was not answered; it is no step."""
+
+    trajectory: str
+    started_at: datetime
+    status: str
+    """``refused``, or ``abandoned``: its caller, or the episode, ended before the answer."""
+    kind: str
+    message: str
+
+
+@dataclass(frozen=True)
 class EpisodeRecord:
     """A finished attempt."""
 
@@ -59,6 +73,8 @@ class EpisodeRecord:
     duration_s: float
     steps: list[RecordedStep]
     """Sorted by trajectory and step."""
+    call_errors: list[CallError]
+    """Sorted by trajectory, then in the order in which they failed."""
 
     @property
     def agent(self) -> str:
@@ -79,6 +95,8 @@ class Setting:
     is_validation: bool
     agent_samples: bool = False
     """Whether calls over HTTP choose how the policy samples."""
+    mask: Masker = field(default_factory=Masker)
+    """What takes secrets out of what agents return and raise."""
 
     @property
     def model(self) -> str:
@@ -181,7 +199,7 @@ async def _run_one(attempt: Attempt, setting: Setting, gateway: Gateway) -> Epis
     if calls.fault is not None:
         raise calls.fault
     error: BaseException | None = None
-    artifacts = None
+    told = Returned()
     if not done:
         error = TimeoutError(f"the episode took longer than its limit of {setting.time_limit_s:g} s")
     elif running.cancelled():
@@ -190,21 +208,23 @@ async def _run_one(attempt: Attempt, setting: Setting, gateway: Gateway) -> Epis
         error = running.exception()
         if error is None:
             try:
-                artifacts = _artifacts(running.result())
-            except TypeError as unusable:
+                told = returned(running.result(), config.role, calls.roles())
+            except (TypeError, ValueError) as unusable:
                 error = unusable
-    steps = calls.steps()
+    steps = calls.steps(told.names)
     status = _status(bool(done), error, calls, steps)
-    told = error if status in ("error", "timeout") else None
+    fault = error if status in ("error", "timeout") else None
+    mask = calls.mask
     return EpisodeRecord(
         attempt=attempt,
         status=status,
-        error_kind=None if told is None else type(told).__name__,
-        error=None if told is None else str(told)[:_MESSAGE_LIMIT],
-        artifacts=artifacts,
+        error_kind=None if fault is None else type(fault).__name__,
+        error=None if fault is None else mask(str(fault))[:_MESSAGE_LIMIT],
+        artifacts=None if told.artifacts is None else mask(told.artifacts),
         started_at=started_at,
         duration_s=time.perf_counter() - began,
         steps=steps,
+        call_errors=calls.errors(told.names),
     )
 
 
@@ -217,32 +237,6 @@ def _status(in_time: bool, error: BaseException | None, calls: "_EpisodeCalls", 
         return "error"
     last = max(steps, key=lambda step: step.generation.started_at, default=None)
     return "truncated" if last is not None and last.generation.finish_reason == "length" else "completed"
-
-
-def _artifacts(result: Any) -> str | None:
-    """Canonical JSON of what the agent returned; the recorded calls are its trajectories.
-
-    Raises:
-        TypeError: it is nothing that an agent may return, or has no JSON form.
-    """
-    if isinstance(result, Trajectory):
-        result = [result]
-    if isinstance(result, list) and all(isinstance(item, Trajectory) for item in result):
-        result = Episode(trajectories=result)
-    if isinstance(result, Episode):
-        given = [item for item in result.trajectories if item.reward is not None or item.signals]
-        named = {item.name: {"reward": item.reward, "signals": item.signals} for item in given}
-        result = {**result.artifacts, **({"trajectories": named} if named else {})}
-    if result is None or result == {}:
-        return None
-    if isinstance(result, str):
-        result = {"answer": result}
-    if not isinstance(result, dict):
-        raise TypeError(
-            f"the agent returned a {type(result).__name__}, and not an Episode, a Trajectory, a list of them, a dict, "
-            "a string or None"
-        )
-    return canonical_json(result)
 
 
 async def _started(agent: Agent, task: Task, config: AgentConfig) -> Any:
@@ -274,6 +268,14 @@ async def _in_thread(function: Callable[[], Any]) -> Any:
     return await asyncio.wrap_future(outcome)
 
 
+@dataclass(frozen=True, eq=False)
+class _Call:
+    """One that is not answered yet."""
+
+    trajectory: str
+    started_at: datetime
+
+
 class _EpisodeCalls(ModelCalls):
     """The model calls of one episode, by trajectory."""
 
@@ -291,34 +293,55 @@ class _EpisodeCalls(ModelCalls):
         self._loop = loop
         self._sessions: dict[str, Session] = {}
         self._closed = False
+        self._errors: list[CallError] = []
+        self._in_flight: dict[_Call, None] = {}
         self._from_threads: set[concurrent.futures.Future[Reply]] = set()
 
     async def chat(self, trajectory: str, messages: Messages) -> Reply:
-        with self._noted():
+        with self._noted(trajectory):
             return await self._session(trajectory).chat(messages)
 
     async def call(self, trajectory: str, call: ModelCall) -> ModelAnswer:
         """Answers a call that came over HTTP."""
         try:
-            with self._noted():
+            with self._noted(trajectory):
                 return await self._session(trajectory).call(call)
         except MaxTurnsReached:
             self.was_told_over_http = True
             raise
 
     @contextmanager
-    def _noted(self) -> Iterator[None]:
+    def _noted(self, trajectory: str) -> Iterator[None]:
         """What a failed call means for the episode."""
         if self._closed:
             raise EpisodeClosed("the episode has ended, so the policy is not asked any more")
+        call = _Call(trajectory, datetime.now(UTC))
+        self._in_flight[call] = None
         try:
             yield
-        except MaxTurnsReached:
-            self.turns_ran_out = True
-            raise
         except EngineFault as fault:
             self.fault = fault
             raise
+        except asyncio.CancelledError as error:
+            self._failed(call, "abandoned", error, _ABANDONED)
+            raise
+        except Exception as error:
+            self.turns_ran_out |= isinstance(error, MaxTurnsReached)
+            self._failed(call, "refused", error, str(error))
+            raise
+        finally:
+            self._in_flight.pop(call, None)
+
+    def _failed(self, call: "_Call", status: str, error: BaseException, message: str) -> None:
+        if call in self._in_flight:
+            told = self.mask(message)[:_MESSAGE_LIMIT]
+            self._errors.append(CallError(call.trajectory, call.started_at, status, type(error).__name__, told))
+
+    def mask(self, text: str) -> str:
+        """``text`` without secrets, the episode's own key among them."""
+        if self._endpoint is not None:
+            text = text.replace(self._endpoint.api_key, MASK)
+        return self._setting.mask(text)
 
     def base_url(self, trajectory: str) -> str:
         return self._opened().base_url(trajectory)
@@ -348,13 +371,29 @@ class _EpisodeCalls(ModelCalls):
     def close(self) -> None:
         """No call is answered after this."""
         self._closed = True
+        for call in list(self._in_flight):
+            self._failed(call, "abandoned", asyncio.CancelledError(), _ABANDONED)
+        self._in_flight.clear()
         if self._endpoint is not None:
             self._gateway.close(self._attempt.episode_id)
         for asked in list(self._from_threads):
             asked.cancel()
 
-    def steps(self) -> list[RecordedStep]:
-        return [step for name in sorted(self._sessions) for step in self._sessions[name].steps()]
+    def roles(self) -> list[str]:
+        """Those under which calls were answered."""
+        return [name for name, session in self._sessions.items() if session.steps()]
+
+    def steps(self, names: Mapping[str, str]) -> list[RecordedStep]:
+        """The answered calls, by trajectory; ``names`` are those of roles that are called otherwise."""
+        if not names:
+            return [step for name in sorted(self._sessions) for step in self._sessions[name].steps()]
+        sessions = sorted((names.get(role, role), session) for role, session in self._sessions.items())
+        return [replace(step, trajectory=name) for name, session in sessions for step in session.steps()]
+
+    def errors(self, names: Mapping[str, str]) -> list[CallError]:
+        """The calls that were not answered, by trajectory."""
+        found = [replace(error, trajectory=names.get(error.trajectory, error.trajectory)) for error in self._errors]
+        return sorted(found, key=lambda error: error.trajectory)
 
     def _session(self, trajectory: str) -> Session:
         if trajectory not in self._sessions:

@@ -1,5 +1,6 @@
 """Finished episodes as rows of the ``episodes`` and ``steps`` tables."""
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -7,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 
 from schemas.canonical import canonical_json
-from schemas.tables import EPISODES, STEPS
+from schemas.tables import CALL_ERRORS, EPISODES, STEPS
 from stages.rollouts.episodes import EpisodeRecord
 
 
@@ -66,6 +67,27 @@ def steps_table(episodes: Sequence[EpisodeRecord], logprob_mode: str) -> pa.Tabl
         "logprobs": [step.generation.logprobs for _, step in found],
     }
     return pa.table([_column(columns[field.name], field) for field in STEPS.schema], schema=STEPS.schema)
+
+
+def call_errors_table(episodes: Sequence[EpisodeRecord]) -> pa.Table:
+    """One row a failed call, sorted by episode and trajectory."""
+    rows = []
+    for episode in sorted(episodes, key=lambda episode: episode.attempt.episode_id):
+        seen: Counter[str] = Counter()
+        for error in episode.call_errors:
+            rows.append(
+                {
+                    "episode_id": episode.attempt.episode_id,
+                    "trajectory": error.trajectory,
+                    "error_index": seen[error.trajectory],
+                    "started_at": error.started_at,
+                    "status": error.status,
+                    "kind": error.kind,
+                    "message": error.message,
+                }
+            )
+            seen[error.trajectory] += 1
+    return pa.Table.from_pylist(rows, schema=CALL_ERRORS.schema)
 
 
 def _column(values: list[Any], field: "pa.Field[Any]") -> pa.Array:

@@ -29,7 +29,7 @@ _LISTED = 3
 
 
 class RolloutsStage(Stage[RolloutsConfig, RolloutsExecution]):
-    """Attempts at tasks, as rows of ``episodes`` and ``steps``."""
+    """Attempts at tasks, as rows of ``episodes`` and ``steps``, and calls that failed as rows of ``call_errors``."""
 
     name: ClassVar[str] = "rollouts"
     kind: ClassVar[str] = "rollouts"
@@ -40,7 +40,7 @@ class RolloutsStage(Stage[RolloutsConfig, RolloutsExecution]):
         "policy": InputSpec("policy"),
         "base": InputSpec("policy", optional=True),
     }
-    tables: ClassVar[tuple[str, ...]] = ("episodes", "steps")
+    tables: ClassVar[tuple[str, ...]] = ("episodes", "steps", "call_errors")
     Config: ClassVar[type[RolloutsConfig]] = RolloutsConfig
     Execution: ClassVar[type[RolloutsExecution]] = RolloutsExecution
 
@@ -82,7 +82,8 @@ class RolloutsStage(Stage[RolloutsConfig, RolloutsExecution]):
     ) -> ShardOutput:
         from stages.rollouts.engines import engine_for
         from stages.rollouts.episodes import EpisodeRecord, run_attempts
-        from stages.rollouts.rows import episodes_table, steps_table
+        from stages.rollouts.journal import journalled
+        from stages.rollouts.rows import call_errors_table, episodes_table, steps_table
 
         tasks = list(_tasks(inputs, shard.spec["task_ids"]))
         policy = _policy(inputs)
@@ -94,9 +95,9 @@ class RolloutsStage(Stage[RolloutsConfig, RolloutsExecution]):
             work.progress(len(episodes), total)
 
         engine = engine_for(config.engine, execution)
-        with engine.serving(policy):
+        with engine.serving(policy), journalled(engine, work.key, shard.id) as journal:
             began = time.perf_counter()
-            setting = _setting(inputs, config, engine, policy)
+            setting = _setting(inputs, config, journal, policy)
             is_enough = _stopping_rule(tasks, config, episodes)
             run_attempts(_attempts(tasks, config, work), setting, execution.max_concurrency, finished, is_enough)
             sampling_s = time.perf_counter() - began
@@ -104,7 +105,8 @@ class RolloutsStage(Stage[RolloutsConfig, RolloutsExecution]):
         steps = steps_table(episodes, engine.logprob_mode)
         table = episodes_table(episodes, policy.policy_id)
         return ShardOutput(
-            {"episodes": table, "steps": steps}, summary=_summary(tasks, config, episodes, sampling_s) | facts
+            {"episodes": table, "steps": steps, "call_errors": call_errors_table(episodes)},
+            summary=_summary(tasks, config, episodes, sampling_s) | facts,
         )
 
     def summarise(self, receipts: Iterable[Receipt]) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """Agents that tests name by file: good ones and every kind of bad one."""
 
 import asyncio
+import os
 import time
 from pathlib import Path
 
@@ -124,6 +125,35 @@ async def too_long(task, config):
 
 async def sends_nonsense(task, config):
     await config.chat([{"role": "user", "content": {"a": {1}}}])
+
+
+async def goes_on_after_a_refusal(task, config):
+    for content in ("0" * 400, {"a": {1}}):
+        try:
+            await config.chat([{"role": "user", "content": content}])
+        except Exception:
+            continue
+    await config.chat(first(task))
+
+
+async def abandons_a_call(task, config):
+    never_answered = asyncio.create_task(config.for_role("slow").chat(first(task)))
+    await asyncio.sleep(0)
+    never_answered.cancel()
+    await config.chat(first(task))
+
+
+async def tells_a_secret(task, config):
+    return {"said": "the key is " + os.environ["SOME_SERVICE_API_KEY"]}
+
+
+async def raises_a_secret(task, config):
+    raise RuntimeError("the key is " + os.environ["SOME_SERVICE_API_KEY"])
+
+
+async def names_its_trajectory(task, config):
+    await config.chat(first(task))
+    return Trajectory(name="walker", reward=1.0)
 
 
 async def takes_one(task):

@@ -219,6 +219,56 @@ def test_an_agents_fault_is_its_episodes_status_and_its_steps_are_kept(shelf, ag
     assert manifest.summary["status"] == {status: 3}
 
 
+def test_a_failed_call_is_no_step_and_has_a_row_of_its_own(shelf):
+    store, tasks, stored = shelf
+    config = {"engine": SCRIPTED, "agent": f"{AGENTS}:goes_on_after_a_refusal"}
+    manifest = rolled_out(store, request(tasks, stored, config)).manifest
+    episodes, steps = frame(store, manifest, "episodes"), frame(store, manifest, "steps")
+    errors = frame(store, manifest, "call_errors")
+    assert set(episodes["status"]) <= {"completed", "truncated"}
+    assert steps.select("trajectory", "step_index").rows() == [("default", 0)] * 3
+    assert (
+        errors.select("trajectory", "error_index", "status", "kind").rows()
+        == [
+            ("default", 0, "refused", "ContextExceeded"),
+            ("default", 1, "refused", "TypeError"),
+        ]
+        * 3
+    )
+    assert errors["message"].str.contains("context of 256").sum() == 3
+    assert set(errors["episode_id"]) == set(episodes["episode_id"])
+
+
+def test_a_call_that_its_agent_abandons_is_told_apart(shelf):
+    store, tasks, stored = shelf
+    manifest = rolled_out(store, request(tasks, stored, {"agent": f"{AGENTS}:abandons_a_call"})).manifest
+    assert set(frame(store, manifest, "steps")["trajectory"]) == {"default"}
+    errors = frame(store, manifest, "call_errors")
+    assert errors.select("trajectory", "status", "kind").rows() == [("slow", "abandoned", "CancelledError")] * 3
+
+
+def test_secrets_of_this_machine_are_not_stored(shelf, monkeypatch):
+    store, tasks, stored = shelf
+    monkeypatch.setenv("SOME_SERVICE_API_KEY", "s3cr3t-of-this-machine")
+    for agent in ("tells_a_secret", "raises_a_secret"):
+        manifest = rolled_out(
+            store, request(tasks, stored, {"engine": SCRIPTED, "agent": f"{AGENTS}:{agent}"})
+        ).manifest
+        told = str(frame(store, manifest, "episodes").rows())
+        assert "s3cr3t" not in told
+        assert "key is ***" in told
+
+
+def test_a_trajectory_that_an_agent_names_gets_its_calls(shelf):
+    store, tasks, stored = shelf
+    config = {"engine": SCRIPTED, "agent": f"{AGENTS}:names_its_trajectory"}
+    manifest = rolled_out(store, request(tasks, stored, config)).manifest
+    assert frame(store, manifest, "steps").select("trajectory", "step_index").rows() == [("walker", 0)] * 3
+    assert set(frame(store, manifest, "episodes")["artifacts"]) == {
+        '{"trajectories":{"walker":{"reward":1.0,"signals":{}}}}'
+    }
+
+
 def test_an_agent_is_ended_at_its_time_limit(shelf, tmp_path):
     store, tasks, stored = shelf
     config = {
