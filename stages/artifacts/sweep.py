@@ -11,8 +11,8 @@ from pathlib import Path
 UNUSED_S = 30 * 24 * 3600.0
 """What nobody has asked for within this time goes."""
 ORPHAN_S = 24 * 3600.0
-"""So does, after this time, what only this folder still holds: its store is gone or has collected it; and the journal of
-work that nobody has gone on with."""
+"""So does, after this time, what only this folder still holds: its store is gone or has collected it; and a journal of
+calls whose work nobody has gone on with."""
 
 _SWEPT: set[Path] = set()
 
