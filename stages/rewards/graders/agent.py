@@ -13,10 +13,14 @@ class Agent(Grader):
     needs_answer: ClassVar[bool] = False
 
     correct_at: float | None = None
-    """Reward from which on a trajectory is correct. None: nothing is said of right and wrong."""
+    """Reward from which on a trajectory is correct. None: one whose signal ``solved`` is not 0, as environments give;
+    without that signal nothing is said of right and wrong."""
 
     def __call__(self, task: Task, episode: Episode, trajectory: Trajectory) -> EvalOutput:
         if trajectory.reward is None:
             raise ValueError(f"the agent gave the trajectory {trajectory.name!r} no reward (status {episode.status})")
-        is_correct = None if self.correct_at is None else trajectory.reward >= self.correct_at
+        solved = trajectory.signals.get("solved")
+        is_correct = None if solved is None else bool(solved)
+        if self.correct_at is not None:
+            is_correct = trajectory.reward >= self.correct_at
         return EvalOutput(trajectory.reward, is_correct, signals=trajectory.signals)

@@ -59,6 +59,12 @@ def test_what_the_agent_gave_becomes_the_reward_with_its_signals(store: Store) -
     assert by_role(frame, "reward", "is_correct")["judge"] == (-1, None)
 
 
+def test_a_solved_game_is_correct_whatever_it_paid(store: Store) -> None:
+    gave = {"trajectories": {"player": {"reward": -0.5, "signals": {"solved": 1}}}}
+    _, frame = grade(store, episode_with(store, gave, roles=("player",)), grader="agent")
+    assert by_role(frame, "reward", "is_correct", "verdict") == {"player": (-0.5, True, "correct")}
+
+
 @pytest.mark.parametrize("artifacts", [None, {"trajectories": 5}, {"trajectories": {"judge": {"reward": 1.0}}}])
 def test_a_trajectory_to_which_the_agent_gave_nothing_is_a_failure_and_no_zero(store: Store, artifacts: Any) -> None:
     _, frame = grade(store, episode_with(store, artifacts), grader="agent")

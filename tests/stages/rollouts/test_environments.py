@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from stages.rollouts.patterns.environments.base import MOVES, last_move
 from stages.rollouts.patterns.environments.frozen_lake import FrozenLake, FrozenLakeConfig, frozen_lake
 from stages.rollouts.patterns.environments.gym import Gym, GymConfig
-from stages.rollouts.patterns.environments.sokoban import Sokoban, SokobanConfig
+from stages.rollouts.patterns.environments.sokoban import Sokoban, SokobanConfig, sokoban_level
 
 SEEDS = st.integers(0, 2**63 - 1)
 
@@ -49,7 +49,7 @@ def test_every_lake_has_a_way(seed, size, frozen):
 @settings(max_examples=25, deadline=None)
 @given(seed=SEEDS, size=st.integers(5, 7))
 def test_every_sokoban_level_can_be_solved_and_is_not_yet(seed, size):
-    game = Sokoban(SokobanConfig(size=size, pulls=10))
+    game = Sokoban(SokobanConfig(size=size))
     seen = game.reset(seed)
     assert seen.count("X") == seen.upper().count("P") == 1
     assert seen.count("O") + seen.count("p") == 1
@@ -125,3 +125,14 @@ def test_numbers_name_gymnasiums_actions_where_no_words_do():
     assert [game.parse(text) for text in ("5", "go 0 then 3", "6", "33", "north")] == [5, 3, None, None, None]
     assert game.step(4).reward in (-10, -1)
     game.close()
+
+
+@settings(max_examples=40, deadline=None)
+@given(seed=SEEDS, size=st.integers(5, 12), boxes=st.integers(1, 6), pulls=st.sampled_from([1, 5, 40]))
+def test_a_level_is_found_for_all_parameters(seed, size, boxes, pulls):
+    boxes = min(boxes, (size - 2) ** 2 // 4)
+    walls, targets, placed, player = sokoban_level(seed, SokobanConfig(size=size, boxes=boxes, pulls=pulls))
+    assert len(targets) == len(placed) == boxes
+    assert placed != targets
+    assert not walls & (targets | placed | {player})
+    assert player not in placed

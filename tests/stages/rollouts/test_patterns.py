@@ -279,3 +279,26 @@ def test_task_data_chooses_no_code_and_needs_a_seed(memory_store, policy, metada
     )
     episode = frame(memory_store, rolled_out(memory_store, asked).manifest, "episodes").row(0, named=True)
     assert (episode["status"], episode["error_kind"]) == ("error", "InputError")
+
+
+EXAMPLES = "configs/examples/agents.py"
+
+
+def test_the_examples_to_copy_run(play):
+    for agent, says, roles, n_steps in (
+        ("refine", ["a", "b"], {"author", "critic"}, 3),
+        ("solver_judge", ["0", "1", "x"], {"solver-0", "solver-1", "judge"}, 3),
+        ("debate", ["a", "b"], {"side-0", "side-1"}, 4),
+    ):
+        for episode, by_role in play(f"{EXAMPLES}:{agent}", says):
+            assert episode["status"] == "completed", episode["error"]
+            assert set(by_role) == roles == set(episode["artifacts"]["answers"])
+            assert sum(map(len, by_role.values())) == n_steps
+    for episode, by_role in play(f"{EXAMPLES}:react", ["ADD 2 3", "5"]):
+        steps = by_role["default"]
+        assert [asked(step) for step in steps[1:]] == ["5"] * (len(steps) - 1)
+        assert episode["artifacts"].get("answer") == (None if said(steps)[-1] == "ADD 2 3" else "5")
+    for episode, by_role in play(f"{EXAMPLES}:guess_the_number", list("0123456789")):
+        steps = by_role["default"]
+        reward = episode["artifacts"]["trajectories"]["default"]["reward"]
+        assert reward == (0 if len(steps) == 4 and reward == 0 else pytest.approx(1.1 - 0.1 * len(steps)))

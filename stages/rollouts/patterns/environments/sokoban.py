@@ -13,7 +13,7 @@ from stages.rollouts.patterns.environments.base import MOVES, Outcome, TextEnvir
 Cell = tuple[int, int]
 _INNER_WALLS = 0.12
 """Share of the inner cells that are walls."""
-_TRIES = 200
+_TRIES = 100
 
 
 class SokobanConfig(ConfigModel):
@@ -23,7 +23,7 @@ class SokobanConfig(ConfigModel):
     """Rows and columns, with the walls around."""
     boxes: int = Field(default=1, ge=1, le=6)
     pulls: int = Field(default=20, ge=1, le=500)
-    """Steps, at random, by which the boxes are drawn away from their targets; more make harder levels."""
+    """How often a box, chosen at random, is drawn back by a cell; more make harder levels."""
     step_reward: float = Field(default=0.0, ge=-1, le=1)
     """Of every step."""
     box_reward: float = Field(default=0.0, ge=0, le=10)
@@ -96,7 +96,7 @@ class Sokoban(TextEnvironment):
 def sokoban_level(seed: int, config: SokobanConfig) -> tuple[frozenset[Cell], frozenset[Cell], frozenset[Cell], Cell]:
     """Walls, targets, boxes and player of the level that ``seed`` stands for; it can be solved, and is not yet.
 
-    Every pull is a push backwards, so that the pushes back solve it.
+    Every pull is a push backwards, so that pushing solves it.
     """
     drawn = random.Random(seed)
     inner = [(row, column) for row in range(1, config.size - 1) for column in range(1, config.size - 1)]
@@ -109,25 +109,40 @@ def sokoban_level(seed: int, config: SokobanConfig) -> tuple[frozenset[Cell], fr
             continue
         *targets, player = drawn.sample(free, config.boxes + 1)
         boxes = set(targets)
-        for _ in range(config.pulls * 4):
-            player = _drawn_back(drawn, walls, boxes, player)
-        if not boxes & set(targets):
+        for _ in range(config.pulls):
+            player = _pulled(drawn, walls, boxes, player)
+        left = len(boxes - set(targets))
+        if left == config.boxes or (left and attempt >= _TRIES // 2):
             return walls, frozenset(targets), frozenset(boxes), player
     raise ValueError(f"no Sokoban level found for seed {seed} with {config!r}")
 
 
-def _drawn_back(drawn: random.Random, walls: frozenset[Cell], boxes: set[Cell], player: Cell) -> Cell:
-    """One step at random, with which the box behind the player comes along more often than not."""
-    move = drawn.choice(list(MOVES))
-    ahead = _moved(player, move)
-    if ahead in walls or ahead in boxes:
+def _pulled(drawn: random.Random, walls: frozenset[Cell], boxes: set[Cell], player: Cell) -> Cell:
+    """Draws one box, chosen at random, a cell back, from where the player can walk to; the player's new cell."""
+    can_stand = _reachable(walls, boxes, player)
+    choices = [
+        (box, move)
+        for box in sorted(boxes)
+        for move in MOVES
+        if _moved(box, move) in can_stand and _moved(_moved(box, move), move) not in walls | boxes
+    ]
+    if not choices:
         return player
-    down, right = MOVES[move]
-    behind = (player[0] - down, player[1] - right)
-    if behind in boxes and drawn.random() < 0.8:
-        boxes.remove(behind)
-        boxes.add(player)
-    return ahead
+    box, move = drawn.choice(choices)
+    boxes.remove(box)
+    boxes.add(_moved(box, move))
+    return _moved(_moved(box, move), move)
+
+
+def _reachable(walls: frozenset[Cell], boxes: set[Cell], player: Cell) -> set[Cell]:
+    reached: set[Cell] = set()
+    open_ = [player]
+    while open_:
+        cell = open_.pop()
+        if cell not in reached and cell not in walls and cell not in boxes:
+            reached.add(cell)
+            open_ += [_moved(cell, move) for move in MOVES]
+    return reached
 
 
 def _moved(cell: Cell, move: str) -> Cell:
