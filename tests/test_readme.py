@@ -20,6 +20,7 @@ import typer.main
 import rollmill
 from flows.cli import app
 from flows.registry import STAGE_NAMES, stage_named
+from stages.rollouts.patterns import PATTERNS
 from tests.flows.commands import rollmill as command_line
 from tests.flows.trained import Trained
 
@@ -265,9 +266,8 @@ def test_every_file_and_target_that_the_readme_names_is_there():
 
 
 def test_the_table_of_stages_names_each_with_what_it_makes():
-    rows = [
-        line.strip("|").split("|") for line in README.split("# The stages")[1].splitlines() if line.startswith("| `")
-    ]
+    section = README.split("\n## The stages\n")[1].split("\n## ")[0]
+    rows = [line.strip("|").split("|") for line in section.splitlines() if line.startswith("| `")]
     named = {row[0].strip().strip("`"): row for row in rows}
     assert list(named) == [name for name in STAGE_NAMES if not name.startswith("policy_")]
     for name, row in named.items():
@@ -276,3 +276,10 @@ def test_the_table_of_stages_names_each_with_what_it_makes():
             assert f"`{table}`" in row[2], f"{name} makes {table}"
         for kind in (spec.kind for spec in stage.inputs.values() if not spec.optional):
             assert kind in row[1] or "all of them" in row[1], f"{name} reads {kind}"
+
+
+def test_the_table_of_agents_names_each_that_is_built_in():
+    section = README.split("\n## Agents that are built in\n")[1].split("\n## ")[0]
+    table = section.split("\n\n")[1]
+    named = [line.split("`")[1] for line in table.splitlines() if line.startswith("| `")]
+    assert named == list(PATTERNS)
