@@ -280,6 +280,6 @@ def test_the_table_of_stages_names_each_with_what_it_makes():
 
 def test_the_table_of_agents_names_each_that_is_built_in():
     section = README.split("\n## Agents that are built in\n")[1].split("\n## ")[0]
-    table = section.split("\n\n")[1]
+    table = section.split("\n\n")[0]
     named = [line.split("`")[1] for line in table.splitlines() if line.startswith("| `")]
     assert named == list(PATTERNS)
