@@ -7,8 +7,9 @@ depends on it.
 from collections.abc import Mapping
 from typing import Any
 
+from schemas.config import nearest
 from schemas.errors import ConfigError
-from stages.rollouts.workers.settings import EXECUTION_ARGS, VllmExecution
+from stages.rollouts.workers.settings import EXECUTION_ARGS, VllmConfig, VllmExecution
 
 _MOVED = frozenset(VllmExecution.model_fields) - {"args"}
 
@@ -17,11 +18,14 @@ def split_engine(rollouts: Mapping[str, Any], execution: Mapping[str, Any]) -> t
     """The settings of a rollouts stage and of its execution, each in its place.
 
     Raises:
-        ConfigError: a setting stands in both places, with different values.
+        ConfigError: a setting is unknown, or stands in both places with different values.
     """
     engine, vllm = rollouts.get("engine"), execution.get("vllm", {})
     if not isinstance(engine, dict) or engine.get("type") != "vllm" or not isinstance(vllm, dict):
         return dict(rollouts), dict(execution)
+    known = sorted({*VllmConfig.model_fields, *_MOVED})
+    for unknown in sorted(set(engine) - set(known)):
+        raise ConfigError(f"unknown key 'rollouts.engine.{unknown}'", hint=nearest(unknown, known))
     moved = {name: engine[name] for name in engine.keys() & _MOVED}
     kept = {name: value for name, value in engine.items() if name not in moved}
     _refuse_contradictions(moved, vllm, "")

@@ -81,3 +81,8 @@ def test_contradictions_and_mistakes_are_refused(engine, execution, told):
 
 def test_the_same_value_in_both_places_is_no_contradiction():
     assert recipe_with({"type": "vllm", "workers": 2}, {"workers": 2}).execution.rollouts.vllm.workers == 2
+
+
+def test_a_misspelt_setting_of_the_block_is_named_with_the_nearest_of_both_places():
+    with pytest.raises(ConfigError, match=r"unknown key 'rollouts.engine.worker'\ndid you mean 'workers'"):
+        recipe_with({"type": "vllm", "worker": 2})

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import polars as pl
 import pytest
 
@@ -84,8 +85,10 @@ def test_two_processes_make_the_rows_that_threads_make(trained, trained_copy, tm
         assert running.wait(timeout_s=120) == 0, running.output  # nothing that it started is left
     assert running.process.pid not in processes(here)
     assert len(processes(here)) == 2
-    made = rows(trained_copy.url, running.output)
-    assert made.equals(rows(plain, threads.text))
+    made, expected = rows(trained_copy.url, running.output), rows(plain, threads.text)
+    assert made.drop("logprobs").equals(expected.drop("logprobs"))
+    # Which calls share a batch is chance, and so are the last bits of the arithmetic.
+    assert np.allclose(made["logprobs"].explode(), expected["logprobs"].explode(), rtol=0, atol=1e-5)
     assert len(made) == 12 * 4
 
 

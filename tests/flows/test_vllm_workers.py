@@ -93,7 +93,7 @@ def test_training_an_adapter_changes_it_in_one_running_worker(written, tmp_path)
     assert all(is_free(int(a or b)) for a, b in ports)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_a_command_that_is_ended_while_its_workers_generate_leaves_nothing_and_goes_on(written, tmp_path, number):
     store = tmp_path / "store"
     file = written(**MANY)
