@@ -34,6 +34,11 @@ def test_a_program_without_end_is_ended_at_its_limit(code):
     assert time.monotonic() - began < 30
 
 
+def test_a_program_that_ignores_its_alarm_runs_out_of_processor_time():
+    code = "import signal\nsignal.signal(signal.SIGALRM, signal.SIG_IGN)\nwhile True: pass"
+    assert run_python(code, SandboxLimits(time_s=0.2)).status in ("timeout", "killed")
+
+
 def test_memory_is_limited():
     assert run_python("x = bytearray(10**9)", SHORT) == Ran("MemoryError\n", "error")
 
