@@ -9,6 +9,7 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from schemas.config import ConfigModel, nearest
 from schemas.runner import RunnerConfig
+from stages.rollouts.commands import CommandAgent
 from stages.rollouts.workers.settings import VllmConfig, VllmExecution
 
 
@@ -87,7 +88,7 @@ EngineConfig = Annotated[
 class RolloutsConfig(ConfigModel):
     """What the rollouts are."""
 
-    agent: str | None = None
+    agent: str | CommandAgent | None = None
     """Built in (``single_turn``, ``react``, ``refine``, ``solver_judge``, ``debate``, ``environment``), or
     ``module:function`` or ``path/file.py:function``. None: the agent that each task names (built-in ones only), and
     ``single_turn`` where it names none."""
@@ -126,6 +127,10 @@ class RolloutsConfig(ConfigModel):
 class RolloutsExecution(ConfigModel):
     """How the rollouts are made."""
 
+    agents: Literal["threads", "processes"] = "threads"
+    """Where users' functions run. threads: async ones in the stage's event loop, others in a thread each. processes: in
+    processes of their own, as many as there are episodes in flight; one that hangs is ended there with all that it has
+    started, and one that crashes takes nothing with it. Programs (``agent.command``) always have one."""
     shard_tasks: int | None = Field(default=None, ge=1)
     """Tasks a shard. A finished shard is on the shelf and survives whatever comes. None: as many as make about 512
     episodes, so that each costs little beside its sampling."""

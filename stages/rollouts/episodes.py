@@ -14,12 +14,14 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any
 
+from schemas.loading import is_user_code
 from schemas.records import Task
 from stages.rollouts.calls import ModelAnswer, ModelCall
 from stages.rollouts.chat_template import ChatTemplate
 from stages.rollouts.engines.base import Engine, EngineFault, SamplingParams
 from stages.rollouts.gateway.server import Endpoint, Gateway
 from stages.rollouts.masking import MASK, Masker
+from stages.rollouts.processes import AgentProcesses, AgentRaised
 from stages.rollouts.returned import Returned, returned
 from stages.rollouts.sdk import Agent, AgentConfig, EpisodeClosed, MaxTurnsReached, Messages, ModelCalls, Reply
 from stages.rollouts.session import RecordedStep, Session
@@ -95,6 +97,8 @@ class Setting:
     is_validation: bool
     agent_samples: bool = False
     """Whether calls over HTTP choose how the policy samples."""
+    in_processes: bool = False
+    """Whether users' functions run in processes of their own."""
     mask: Masker = field(default_factory=Masker)
     """What takes secrets out of what agents return and raise."""
 
@@ -152,10 +156,11 @@ async def _run_all(
     is_enough: Callable[[], bool],
 ) -> None:
     enough = asyncio.Event()
+    processes = AgentProcesses() if setting.in_processes else None
 
     async def work() -> None:
         for attempt in attempts:
-            finished(await _run_one(attempt, setting, gateway))
+            finished(await _run_one(attempt, setting, gateway, processes))
             if is_enough():
                 enough.set()
 
@@ -170,9 +175,14 @@ async def _run_all(
         cut_short.cancel()
         for worker in workers:
             worker.cancel()
+        if processes is not None:
+            await asyncio.wait(workers, timeout=_STRAGGLERS_S)  # those cut short end their processes
+            processes.close()
 
 
-async def _run_one(attempt: Attempt, setting: Setting, gateway: Gateway) -> EpisodeRecord:
+async def _run_one(
+    attempt: Attempt, setting: Setting, gateway: Gateway, processes: AgentProcesses | None
+) -> EpisodeRecord:
     calls = _EpisodeCalls(attempt, setting, gateway, asyncio.get_running_loop())
     config = AgentConfig(
         model=setting.model,
@@ -190,7 +200,7 @@ async def _run_one(attempt: Attempt, setting: Setting, gateway: Gateway) -> Epis
         calls=calls,
     )
     started_at, began = datetime.now(UTC), time.perf_counter()
-    running = asyncio.ensure_future(_started(attempt.agent, attempt.task, config))
+    running = asyncio.ensure_future(_started(attempt, config, processes))
     try:
         done, _ = await asyncio.wait({running}, timeout=setting.time_limit_s)
     finally:
@@ -218,7 +228,7 @@ async def _run_one(attempt: Attempt, setting: Setting, gateway: Gateway) -> Epis
     return EpisodeRecord(
         attempt=attempt,
         status=status,
-        error_kind=None if fault is None else type(fault).__name__,
+        error_kind=None if fault is None else _kind(fault),
         error=None if fault is None else mask(str(fault))[:_MESSAGE_LIMIT],
         artifacts=None if told.artifacts is None else mask(told.artifacts),
         started_at=started_at,
@@ -228,10 +238,14 @@ async def _run_one(attempt: Attempt, setting: Setting, gateway: Gateway) -> Epis
     )
 
 
+def _kind(fault: BaseException) -> str:
+    return fault.kind if isinstance(fault, AgentRaised) else type(fault).__name__
+
+
 def _status(in_time: bool, error: BaseException | None, calls: "_EpisodeCalls", steps: list[RecordedStep]) -> str:
     if not in_time:
         return "timeout"
-    if calls.turns_ran_out and (error is None or isinstance(error, MaxTurnsReached) or calls.was_told_over_http):
+    if calls.turns_ran_out and (error is None or _kind(error) == MaxTurnsReached.__name__ or calls.was_told_over_http):
         return "max_turns"
     if error is not None:
         return "error"
@@ -239,7 +253,10 @@ def _status(in_time: bool, error: BaseException | None, calls: "_EpisodeCalls", 
     return "truncated" if last is not None and last.generation.finish_reason == "length" else "completed"
 
 
-async def _started(agent: Agent, task: Task, config: AgentConfig) -> Any:
+async def _started(attempt: Attempt, config: AgentConfig, processes: AgentProcesses | None) -> Any:
+    agent, task = attempt.agent, attempt.task
+    if processes is not None and is_user_code(attempt.agent_name):
+        return await processes.run(attempt.agent_name, task, config)
     if agent.is_async:
         try:
             return await agent(task, config)

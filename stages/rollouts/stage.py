@@ -5,7 +5,7 @@ the same samples come out however the work is cut, ordered or resumed.
 """
 
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, ClassVar
 
 from schemas.artifacts import Receipt, ShardPlan
@@ -15,7 +15,8 @@ from schemas.loading import is_user_code
 from schemas.records import Task
 from stages.artifacts.adapters import check_base, policy_folders
 from stages.artifacts.stage import Inputs, InputSpec, ShardOutput, Stage, Work
-from stages.rollouts.agents import agent_named, agent_version, check_settings, first_messages
+from stages.rollouts.agents import agent_label, agent_named, agent_version, check_settings, first_messages
+from stages.rollouts.commands import CommandAgent
 from stages.rollouts.config import RolloutsConfig, RolloutsExecution
 from stages.rollouts.selection import selected
 from stages.rollouts.workers.command import vllm_python
@@ -53,7 +54,7 @@ class RolloutsStage(Stage[RolloutsConfig, RolloutsExecution]):
         from stages.rollouts.chat_template import chat_template_in
 
         check_base(inputs)
-        names = [config.agent] if config.agent is not None else _agents_of_tasks(inputs)
+        names: Sequence[str | CommandAgent] = [config.agent] if config.agent is not None else _agents_of_tasks(inputs)
         for name in names:
             agent_named(name)
             check_settings(name, config.agent_config)
@@ -97,7 +98,7 @@ class RolloutsStage(Stage[RolloutsConfig, RolloutsExecution]):
         engine = engine_for(config.engine, execution)
         with engine.serving(policy), journalled(engine, work.key, shard.id) as journal:
             began = time.perf_counter()
-            setting = _setting(inputs, config, journal, policy)
+            setting = _setting(inputs, config, execution, journal, policy)
             is_enough = _stopping_rule(tasks, config, episodes)
             run_attempts(_attempts(tasks, config, work), setting, execution.max_concurrency, finished, is_enough)
             sampling_s = time.perf_counter() - began
@@ -181,7 +182,7 @@ def _attempts(tasks: list[Task], config: RolloutsConfig, work: Work) -> Iterator
                 task=task,
                 rollout_index=rollout_index,
                 seed=seed_from(work.seed, work.draw, batch_index, task.id, rollout_index),
-                agent_name=name,
+                agent_name=agent_label(name),
                 agent=agent,
             )
 
@@ -204,7 +205,7 @@ def _probe(inputs: Inputs) -> Any:
     return Probe(ids=ids, logprobs=[row.to_numpy() for row in frame["logprobs"]])
 
 
-def _setting(inputs: Inputs, config: RolloutsConfig, engine: Any, policy: Any) -> Any:
+def _setting(inputs: Inputs, config: RolloutsConfig, execution: RolloutsExecution, engine: Any, policy: Any) -> Any:
     from stages.rollouts.chat_template import chat_template_in
     from stages.rollouts.engines.base import SamplingParams
     from stages.rollouts.episodes import Setting
@@ -224,6 +225,7 @@ def _setting(inputs: Inputs, config: RolloutsConfig, engine: Any, policy: Any) -
         time_limit_s=config.episode_time_limit_s,
         is_validation=config.is_validation,
         agent_samples=config.agent_samples,
+        in_processes=execution.agents == "processes",
     )
 
 
@@ -244,7 +246,7 @@ def _refuse_long_prompts(inputs: Inputs, config: RolloutsConfig, task_ids: list[
         return len(template.opening(first(task, config.agent_config))[1]) if first else 0
 
     # A token of text is at least one byte, so most tasks need not be encoded to know that they fit.
-    names = [config.agent] if config.agent is not None else _agents_of_tasks(inputs)
+    names = [None] if config.agent is not None else _agents_of_tasks(inputs)
     around = max(length(Task(id="", instruction="", agent=name)) for name in names)
     suspects = inputs.scan("tasks", "tasks").filter(
         pl.col("instruction").str.len_bytes() + around >= context, pl.col("task_id").is_in(task_ids)

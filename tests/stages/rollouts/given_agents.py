@@ -1,8 +1,13 @@
 """Agents that tests name by file: good ones and every kind of bad one."""
 
 import asyncio
+import json
 import os
+import signal
+import subprocess
+import threading
 import time
+import urllib.request
 from pathlib import Path
 
 import rollmill
@@ -154,6 +159,41 @@ async def raises_a_secret(task, config):
 async def names_its_trajectory(task, config):
     await config.chat(first(task))
     return Trajectory(name="walker", reward=1.0)
+
+
+def over_http_in_turns(task, config):
+    """As an agent with a client of its own would, with two roles."""
+    for role in (config, config.for_role("judge")):
+        body = {"model": config.model, "messages": first(task)}
+        headers = {"Authorization": f"Bearer {role.api_key}", "Content-Type": "application/json"}
+        asked = urllib.request.Request(f"{role.base_url}/chat/completions", json.dumps(body).encode(), headers)
+        with urllib.request.urlopen(asked) as answer:
+            text = json.load(answer)["choices"][0]["message"]["content"]
+    print("my key is", config.api_key)
+    return {"last": text, "key": config.api_key, "process": os.getpid()}
+
+
+def leaves_things_behind(task, config):
+    """A thread that never ends, and a child process that outlives it unless somebody ends it."""
+    config.chat_sync(first(task))
+    threading.Thread(target=time.sleep, args=(600,)).start()
+    child = subprocess.Popen(["sleep", "600"])
+    return {"child": child.pid, "process": os.getpid()}
+
+
+def hangs_with_a_child(task, config):
+    config.chat_sync(first(task))
+    child = subprocess.Popen(["sleep", "600"])
+    Path(config.metadata["folder"], task.id).write_text(f"{child.pid} {os.getpid()}")
+    while True:
+        pass
+
+
+def crashes(task, config):
+    config.chat_sync(first(task))
+    if task.id == "t001":
+        os.kill(os.getpid(), signal.SIGSEGV)
+    return "fine"
 
 
 async def takes_one(task):

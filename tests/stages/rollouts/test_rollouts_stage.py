@@ -123,7 +123,7 @@ def test_what_changes_the_samples_changes_the_key_and_nothing_else_does(shelf):
     _, tasks, stored = shelf
     base = request(tasks, stored).key
     for execution in ({"shard_tasks": 9}, {"max_batch": 3}, {"max_concurrency": 2}, {"device": "cpu"}, {"threads": 2},
-                      {"probe_tolerance": 0.5}):  # fmt: skip
+                      {"probe_tolerance": 0.5}, {"agents": "processes"}):  # fmt: skip
         assert request(tasks, stored, {}, execution).key == base
     for config in ({"n": 2}, {"sampling": {"max_tokens": 9}}, {"sampling": {"temperature": 0.5, "max_tokens": 8}},
                    {"batch": {"size": 1}}, {"max_turns": 3}, {"episode_time_limit_s": 9.0}, {"is_validation": True},
