@@ -312,6 +312,8 @@ class _EpisodeCalls(ModelCalls):
         self._closed = False
         self._errors: list[CallError] = []
         self._in_flight: dict[_Call, None] = {}
+        self._answered: dict[str, None] = {}
+        """Roles, in the order in which they were first answered."""
         self._from_threads: set[concurrent.futures.Future[Reply]] = set()
 
     async def chat(self, trajectory: str, messages: Messages) -> Reply:
@@ -336,6 +338,7 @@ class _EpisodeCalls(ModelCalls):
         self._in_flight[call] = None
         try:
             yield
+            self._answered[trajectory] = None
         except EngineFault as fault:
             self.fault = fault
             raise
@@ -398,7 +401,7 @@ class _EpisodeCalls(ModelCalls):
 
     def roles(self) -> list[str]:
         """Those under which calls were answered."""
-        return [name for name, session in self._sessions.items() if session.steps()]
+        return list(self._answered)
 
     def steps(self, names: Mapping[str, str]) -> list[RecordedStep]:
         """The answered calls, by trajectory; ``names`` are those of roles that are called otherwise."""
