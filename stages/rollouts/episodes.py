@@ -329,6 +329,11 @@ class _EpisodeCalls(ModelCalls):
             self.was_told_over_http = True
             raise
 
+    def refused(self, trajectory: str, kind: str, message: str) -> None:
+        """Notes a request over HTTP that could not be made a call."""
+        told = self.mask(message)[:_MESSAGE_LIMIT]
+        self._errors.append(CallError(trajectory, datetime.now(UTC), "refused", kind, told))
+
     @contextmanager
     def _noted(self, trajectory: str) -> Iterator[None]:
         """What a failed call means for the episode."""

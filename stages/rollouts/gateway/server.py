@@ -40,6 +40,9 @@ class Calls(Protocol):
 
     async def call(self, trajectory: str, call: ModelCall) -> ModelAnswer: ...
 
+    def refused(self, trajectory: str, kind: str, message: str) -> None:
+        """Notes a request that could not be made a call."""
+
 
 @dataclass(frozen=True)
 class Endpoint:
@@ -130,7 +133,11 @@ class Gateway:
     async def _chat(self, request: web.Request) -> web.StreamResponse:
         try:
             session, role = self._session(request)
-            asked = chat_request(await self._body(request))
+            try:
+                asked = chat_request(await self._body(request))
+            except ApiError as refusal:
+                session.calls.refused(role, refusal.code or "ApiError", refusal.message)
+                raise
             answers = await self._answers(session, role, asked)
         except ApiError as error:
             return error.response()

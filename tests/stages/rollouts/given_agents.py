@@ -7,6 +7,7 @@ import signal
 import subprocess
 import threading
 import time
+import urllib.error
 import urllib.request
 from pathlib import Path
 
@@ -171,6 +172,17 @@ def over_http_in_turns(task, config):
             text = json.load(answer)["choices"][0]["message"]["content"]
     print("my key is", config.api_key)
     return {"last": text, "key": config.api_key, "process": os.getpid()}
+
+
+def sends_garbage_over_http(task, config):
+    headers = {"Authorization": f"Bearer {config.api_key}"}
+    bodies = (b"{", json.dumps({"model": "another", "messages": first(task)}).encode())
+    for body in bodies:
+        try:
+            urllib.request.urlopen(urllib.request.Request(f"{config.base_url}/chat/completions", body, headers))
+        except urllib.error.HTTPError:
+            continue
+    config.chat_sync(first(task))
 
 
 def leaves_things_behind(task, config):

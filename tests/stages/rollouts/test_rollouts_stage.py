@@ -239,6 +239,15 @@ def test_a_failed_call_is_no_step_and_has_a_row_of_its_own(shelf):
     assert set(errors["episode_id"]) == set(episodes["episode_id"])
 
 
+def test_a_request_that_is_no_call_is_recorded_as_an_error(shelf):
+    store, tasks, stored = shelf
+    config = {"engine": SCRIPTED, "agent": f"{AGENTS}:sends_garbage_over_http"}
+    manifest = rolled_out(store, request(tasks, stored, config)).manifest
+    assert len(frame(store, manifest, "steps")) == 3
+    errors = frame(store, manifest, "call_errors")
+    assert errors["kind"].to_list() == ["invalid_json", "model_not_found"] * 3
+
+
 def test_a_call_that_its_agent_abandons_is_told_apart(shelf):
     store, tasks, stored = shelf
     manifest = rolled_out(store, request(tasks, stored, {"agent": f"{AGENTS}:abandons_a_call"})).manifest
