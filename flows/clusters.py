@@ -1,5 +1,6 @@
 """Where Prefect's tasks run: in threads of this process, or in the processes of a Ray or Dask cluster."""
 
+import logging
 import os
 from abc import ABC, abstractmethod
 from contextlib import ExitStack
@@ -101,6 +102,7 @@ class DaskCluster(Cluster):
 
         own = {
             "n_workers": config.workers, "threads_per_worker": 1, "processes": True, "dashboard_address": None,
+            "silence_logs": logging.CRITICAL,
         }  # fmt: skip
         runner = DaskTaskRunner(address=config.address) if config.address else DaskTaskRunner(cluster_kwargs=own)
         super().__init__(runner, (KilledWorker,))
