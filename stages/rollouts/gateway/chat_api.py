@@ -3,34 +3,36 @@
 import json
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
 from stages.rollouts.calls import ModelAnswer, ModelCall
-from stages.rollouts.gateway.errors import ApiError
+from stages.rollouts.gateway.api import Api, ApiError, Asked, Told, count_of, is_whole, number_in
 
 _ROLES = ("system", "developer", "user", "assistant", "tool")
 _MOST_CHOICES = 128
 
 
-@dataclass(frozen=True)
-class ChatRequest:
-    """A request that has been understood."""
+class ChatApi(Api):
+    """The chat API."""
 
-    call: ModelCall
-    n: int
-    is_streamed: bool
-    with_usage: bool
-    """At the end of a stream."""
-    with_logprobs: bool
+    path = "/v1/chat/completions"
+
+    def asked(self, body: dict[str, Any]) -> Asked:
+        return _asked(body)
+
+    def whole(self, asked: Asked, answers: list[ModelAnswer], told: Told) -> dict[str, Any]:
+        return _whole(asked, answers, told)
+
+    def events(self, asked: Asked, answers: list[ModelAnswer], told: Told) -> Iterator[str]:
+        return _events(asked, answers, told)
+
+    def refusal(self, error: ApiError) -> dict[str, Any]:
+        kinds = {401: "authentication_error", 404: "not_found_error"}
+        kind = kinds.get(error.status, "invalid_request_error" if error.status < 500 else "server_error")
+        return {"error": {"message": error.message, "type": kind, "param": error.param, "code": error.code}}
 
 
-def chat_request(body: dict[str, Any]) -> ChatRequest:
-    """What a request asks for.
-
-    Raises:
-        ApiError: it is no such request, or asks for what the policy cannot do.
-    """
+def _asked(body: dict[str, Any]) -> Asked:
     messages = body.get("messages")
     if not isinstance(messages, list) or not messages:
         raise ApiError(400, "messages must be a list of one message or more", param="messages")
@@ -38,7 +40,7 @@ def chat_request(body: dict[str, Any]) -> ChatRequest:
         _check_message(message, f"messages[{place}]")
     n = body.get("n")
     n = 1 if n is None else n
-    if not _is_whole(n) or not 1 <= n <= _MOST_CHOICES:
+    if not is_whole(n) or not 1 <= n <= _MOST_CHOICES:
         raise ApiError(400, f"n must be a whole number from 1 to {_MOST_CHOICES}", param="n")
     if body.get("stop"):
         raise ApiError(
@@ -55,13 +57,13 @@ def chat_request(body: dict[str, Any]) -> ChatRequest:
     call = ModelCall(
         messages=[_plain(message) for message in messages],
         tools=_tools(body),
-        temperature=_number(body, "temperature", 0, 100),
-        top_p=_number(body, "top_p", 1e-9, 1),
-        top_k=_count(body.get("top_k")),
-        max_tokens=_count(most),
+        temperature=number_in(body, "temperature", 0, 100),
+        top_p=number_in(body, "top_p", 1e-9, 1),
+        top_k=count_of(body.get("top_k")),
+        max_tokens=count_of(most),
     )
     options = body.get("stream_options") or {}
-    return ChatRequest(
+    return Asked(
         call=call,
         n=n,
         is_streamed=bool(body.get("stream")),
@@ -70,31 +72,21 @@ def chat_request(body: dict[str, Any]) -> ChatRequest:
     )
 
 
-def completion(
-    request: ChatRequest, answers: list[ModelAnswer], model: str, uid: str, text_of: Callable[[int], str]
-) -> dict[str, Any]:
-    """The whole answer.
-
-    Args:
-        text_of: how a token is written.
-    """
+def _whole(asked: Asked, answers: list[ModelAnswer], told: Told) -> dict[str, Any]:
     choices = [
         {
             "index": place,
             "message": _message(answer),
             "finish_reason": answer.finish_reason,
-            "logprobs": _logprobs(answer, text_of) if request.with_logprobs else None,
+            "logprobs": _logprobs(answer, told.token_text) if asked.with_logprobs else None,
         }
         for place, answer in enumerate(answers)
     ]
-    return _head(uid, model, "chat.completion") | {"choices": choices, "usage": _usage(answers)}
+    return _head(told, "chat.completion") | {"choices": choices, "usage": _usage(answers)}
 
 
-def chunks(
-    request: ChatRequest, answers: list[ModelAnswer], model: str, uid: str, text_of: Callable[[int], str]
-) -> Iterator[str]:
-    """The same as the events of a stream. All of it is known before the first is sent, so no stream breaks off half."""
-    head = _head(uid, model, "chat.completion.chunk")
+def _events(asked: Asked, answers: list[ModelAnswer], told: Told) -> Iterator[str]:
+    head = _head(told, "chat.completion.chunk")
 
     def event(place: int, delta: dict[str, Any], reason: str | None = None, logprobs: Any = None) -> str:
         choice = {"index": place, "delta": delta, "finish_reason": reason, "logprobs": logprobs}
@@ -105,18 +97,18 @@ def chunks(
         if answer.reasoning:
             yield event(place, {"reasoning_content": answer.reasoning})
         if answer.content:
-            logprobs = _logprobs(answer, text_of) if request.with_logprobs else None
+            logprobs = _logprobs(answer, told.token_text) if asked.with_logprobs else None
             yield event(place, {"content": answer.content}, logprobs=logprobs)
         for index, call in enumerate(answer.tool_calls):
             yield event(place, {"tool_calls": [{"index": index, **call.as_message_part()}]})
         yield event(place, {}, answer.finish_reason)
-    if request.with_usage:
+    if asked.with_usage:
         yield f"data: {json.dumps(head | {'choices': [], 'usage': _usage(answers)})}\n\n"
     yield "data: [DONE]\n\n"
 
 
-def _head(uid: str, model: str, kind: str) -> dict[str, Any]:
-    return {"id": f"chatcmpl-{uid}", "object": kind, "created": int(time.time()), "model": model}
+def _head(told: Told, kind: str) -> dict[str, Any]:
+    return {"id": f"chatcmpl-{told.uid}", "object": kind, "created": int(time.time()), "model": told.model}
 
 
 def _message(answer: ModelAnswer) -> dict[str, Any]:
@@ -175,21 +167,3 @@ def _tools(body: dict[str, Any]) -> list[dict[str, Any]] | None:
             raise ApiError(400, f"tools[{place}] must be a function with a name", param=f"tools[{place}]")
     found: list[dict[str, Any]] = tools
     return found
-
-
-def _number(body: dict[str, Any], name: str, least: float, most: float) -> float | None:
-    value = body.get(name)
-    if value is None:
-        return None
-    if not isinstance(value, int | float) or isinstance(value, bool) or not least <= value <= most:
-        raise ApiError(400, f"{name} must be a number from {least:g} to {most:g}", param=name)
-    return float(value)
-
-
-def _count(value: Any) -> int | None:
-    """A number of things; others, such as the -1 that some clients send for no limit, are no wish."""
-    return value if _is_whole(value) and value > 0 else None
-
-
-def _is_whole(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)

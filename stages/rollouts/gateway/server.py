@@ -9,6 +9,7 @@ import hmac
 import json
 import secrets
 from dataclasses import dataclass, field
+from functools import partial
 from types import TracebackType
 from typing import Any, Protocol
 from urllib.parse import quote, unquote
@@ -19,13 +20,15 @@ from schemas.errors import RollmillError
 from stages.rollouts.calls import ModelAnswer, ModelCall
 from stages.rollouts.chat_template import TemplateRefused
 from stages.rollouts.engines.base import EngineFault
-from stages.rollouts.gateway.chat_api import ChatRequest, chat_request, chunks, completion
-from stages.rollouts.gateway.errors import ApiError
+from stages.rollouts.gateway.api import Api, ApiError, Asked, Told
+from stages.rollouts.gateway.chat_api import ChatApi
+from stages.rollouts.gateway.messages_api import MessagesApi
 from stages.rollouts.sdk import EpisodeClosed, MaxTurnsReached
 from stages.rollouts.session import ContextExceeded
 
 MAX_BODY = 32 * 1024 * 1024
 """Bytes of a request at most."""
+_CHAT, _MESSAGES = ChatApi(), MessagesApi()
 _REFUSALS: dict[type[RollmillError], tuple[int, str]] = {
     MaxTurnsReached: (400, "max_turns"),
     ContextExceeded: (400, "context_length_exceeded"),
@@ -85,7 +88,10 @@ class Gateway:
         app.router.add_get("/health", self._health)
         for prefix in ("/sessions/{session}", "/sessions/{session}/roles/{role}"):
             app.router.add_get(f"{prefix}/v1/models", self._models)
-            app.router.add_post(f"{prefix}/v1/chat/completions", self._chat)
+            app.router.add_post(f"{prefix}{_CHAT.path}", partial(self._serve, _CHAT))
+            # Anthropic's client adds /v1 to its base URL itself, the chat API's has it in there.
+            for address in (_MESSAGES.path, f"/v1{_MESSAGES.path}"):
+                app.router.add_post(f"{prefix}{address}", partial(self._serve, _MESSAGES))
         app.router.add_route("*", "/{rest:.*}", self._unknown)
         # A client that hangs up takes its call back: the answer would be nobody's.
         self._runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=1)
@@ -123,38 +129,39 @@ class Gateway:
         try:
             self._session(request)
         except ApiError as error:
-            return error.response()
+            return _refused(_CHAT, error)
         model = {"id": self._model, "object": "model", "created": 0, "owned_by": "rollmill"}
         return web.json_response({"object": "list", "data": [model]})
 
     async def _unknown(self, request: web.Request) -> web.Response:
-        return ApiError(404, f"the gateway has no {request.method} {request.path}", code="unknown_url").response()
+        error = ApiError(404, f"the gateway has no {request.method} {request.path}", code="unknown_url")
+        return _refused(_CHAT, error)
 
-    async def _chat(self, request: web.Request) -> web.StreamResponse:
+    async def _serve(self, api: Api, request: web.Request) -> web.StreamResponse:
         try:
             session, role = self._session(request)
             try:
-                asked = chat_request(await self._body(request))
+                asked = api.asked(await self._body(request))
             except ApiError as refusal:
                 session.calls.refused(role, refusal.code or "ApiError", refusal.message)
                 raise
             answers = await self._answers(session, role, asked)
         except ApiError as error:
-            return error.response()
+            return _refused(api, error)
         except RollmillError as error:
             status, code = _REFUSALS.get(type(error), (400, "refused"))
-            return ApiError(status, str(error), code=code).response()
-        uid = secrets.token_hex(12)
+            return _refused(api, ApiError(status, str(error), code=code))
+        told = Told(self._model, secrets.token_hex(12), self._token_text)
         if not asked.is_streamed:
-            return web.json_response(completion(asked, answers, self._model, uid, self._token_text))
+            return web.json_response(api.whole(asked, answers, told))
         stream = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
         await stream.prepare(request)
-        for event in chunks(asked, answers, self._model, uid, self._token_text):
+        for event in api.events(asked, answers, told):
             await stream.write(event.encode())
         await stream.write_eof()
         return stream
 
-    async def _answers(self, session: _Session, role: str, asked: ChatRequest) -> list[ModelAnswer]:
+    async def _answers(self, session: _Session, role: str, asked: Asked) -> list[ModelAnswer]:
         task = asyncio.current_task()
         assert task is not None
         session.at_work.add(task)
@@ -165,7 +172,7 @@ class Gateway:
 
     def _session(self, request: web.Request) -> tuple[_Session, str]:
         session = self._sessions.get(request.match_info["session"])
-        given = request.headers.get("Authorization", "").removeprefix("Bearer ")
+        given = request.headers.get("X-Api-Key") or request.headers.get("Authorization", "").removeprefix("Bearer ")
         # One answer for both, so that no one learns which sessions there are.
         if session is None or not hmac.compare_digest(given.encode(), session.api_key.encode()):
             raise ApiError(401, "no session of this name is open with this key", code="invalid_api_key")
@@ -192,3 +199,7 @@ class Gateway:
                 param="model",
             )
         return body
+
+
+def _refused(api: Api, error: ApiError) -> web.Response:
+    return web.json_response(api.refusal(error), status=error.status)

@@ -1,0 +1,163 @@
+"""``/v1/messages``: Anthropic's API, turned into the chat API's messages and back."""
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from stages.rollouts.calls import Messages, ModelAnswer, ModelCall
+from stages.rollouts.gateway.api import Api, ApiError, Asked, Told, count_of, number_in
+
+_STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
+_KINDS = {401: "authentication_error", 404: "not_found_error", 413: "request_too_large"}
+
+
+class MessagesApi(Api):
+    """Anthropic's API."""
+
+    path = "/v1/messages"
+
+    def asked(self, body: dict[str, Any]) -> Asked:
+        messages = body.get("messages")
+        if not isinstance(messages, list) or not messages:
+            raise ApiError(400, "messages must be a list of one message or more", param="messages")
+        if body.get("stop_sequences"):
+            raise ApiError(
+                400, "texts at which an answer stops are the stage's to set (sampling.stop)", code="unsupported"
+            )
+        system = [{"role": "system", "content": _text(body["system"], "system")}] if body.get("system") else []
+        for place, message in enumerate(messages):
+            system += _chat_messages(message, f"messages[{place}]")
+        call = ModelCall(
+            messages=system,
+            tools=_tools(body),
+            temperature=number_in(body, "temperature", 0, 100),
+            top_p=number_in(body, "top_p", 1e-9, 1),
+            top_k=count_of(body.get("top_k")),
+            max_tokens=count_of(body.get("max_tokens")),
+        )
+        return Asked(call, is_streamed=bool(body.get("stream")))
+
+    def whole(self, asked: Asked, answers: list[ModelAnswer], told: Told) -> dict[str, Any]:
+        (answer,) = answers
+        return _head(answer, told) | {
+            "content": _blocks(answer),
+            "stop_reason": _STOP_REASONS[answer.finish_reason],
+            "usage": {"input_tokens": answer.prompt_tokens, "output_tokens": len(answer.response_ids)},
+        }
+
+    def events(self, asked: Asked, answers: list[ModelAnswer], told: Told) -> Iterator[str]:
+        (answer,) = answers
+        usage = {"input_tokens": answer.prompt_tokens, "output_tokens": 0}
+        start = _head(answer, told) | {"content": [], "stop_reason": None, "usage": usage}
+        yield _event("message_start", message=start)
+        for index, block in enumerate(_blocks(answer)):
+            empty, delta = _as_delta(block)
+            yield _event("content_block_start", index=index, content_block=empty)
+            yield _event("content_block_delta", index=index, delta=delta)
+            yield _event("content_block_stop", index=index)
+        end = {"stop_reason": _STOP_REASONS[answer.finish_reason], "stop_sequence": None}
+        yield _event("message_delta", delta=end, usage={"output_tokens": len(answer.response_ids)})
+        yield _event("message_stop")
+
+    def refusal(self, error: ApiError) -> dict[str, Any]:
+        kind = _KINDS.get(error.status, "invalid_request_error" if error.status < 500 else "api_error")
+        return {"type": "error", "error": {"type": kind, "message": error.message}}
+
+
+def _head(answer: ModelAnswer, told: Told) -> dict[str, Any]:
+    return {"id": f"msg_{told.uid}", "type": "message", "role": "assistant", "model": told.model, "stop_sequence": None}
+
+
+def _blocks(answer: ModelAnswer) -> list[dict[str, Any]]:
+    blocks: list[dict[str, Any]] = []
+    if answer.reasoning:
+        blocks.append({"type": "thinking", "thinking": answer.reasoning, "signature": ""})
+    if answer.content or not answer.tool_calls:
+        blocks.append({"type": "text", "text": answer.content})
+    return blocks + [
+        {"type": "tool_use", "id": call.id, "name": call.name, "input": json.loads(call.arguments)}
+        for call in answer.tool_calls
+    ]
+
+
+def _as_delta(block: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """How a block begins in a stream, and what is then added."""
+    match block["type"]:
+        case "text":
+            return block | {"text": ""}, {"type": "text_delta", "text": block["text"]}
+        case "thinking":
+            return block | {"thinking": ""}, {"type": "thinking_delta", "thinking": block["thinking"]}
+        case _:
+            return block | {"input": {}}, {"type": "input_json_delta", "partial_json": json.dumps(block["input"])}
+
+
+def _event(kind: str, **fields: Any) -> str:
+    return f"event: {kind}\ndata: {json.dumps({'type': kind, **fields}, ensure_ascii=False)}\n\n"
+
+
+def _chat_messages(message: Any, where: str) -> Messages:
+    """One message, as one or more of the chat API: results of tools are messages of their own there."""
+    if not isinstance(message, dict) or message.get("role") not in ("user", "assistant"):
+        raise ApiError(400, f"{where} must be an object whose role is user or assistant", param=where)
+    content, role = message.get("content"), message["role"]
+    if isinstance(content, str):
+        return [{"role": role, "content": content}]
+    if not isinstance(content, list) or not all(isinstance(block, dict) for block in content):
+        raise ApiError(400, f"{where}.content must be a text or a list of blocks", param=f"{where}.content")
+    known = {"text"} | ({"tool_result"} if role == "user" else {"tool_use", "thinking"})
+    for block in content:
+        if block.get("type") not in known:
+            raise ApiError(400, f"{where}.content may hold blocks of type {', '.join(sorted(known))}", param=where)
+    results = [
+        {
+            "role": "tool",
+            "tool_call_id": str(block.get("tool_use_id")),
+            "content": _text(block.get("content", ""), where),
+        }
+        for block in content
+        if block["type"] == "tool_result"
+    ]
+    texts = [block for block in content if block["type"] == "text"]
+    calls = [_call(block, where) for block in content if block["type"] == "tool_use"]
+    if not texts and not calls and results:
+        return results
+    spoken = {"role": role, "content": _text(texts, where)} | ({"tool_calls": calls} if calls else {})
+    return [*results, spoken]
+
+
+def _call(block: dict[str, Any], where: str) -> dict[str, Any]:
+    if not isinstance(block.get("name"), str) or not isinstance(block.get("input"), dict):
+        raise ApiError(400, f"{where}: a tool_use names a tool and has an object as its input", param=where)
+    function = {"name": block["name"], "arguments": json.dumps(block["input"], ensure_ascii=False)}
+    return {"id": str(block.get("id")), "type": "function", "function": function}
+
+
+def _text(content: Any, where: str) -> str:
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list) or any(
+        not isinstance(block, dict) or block.get("type") != "text" or not isinstance(block.get("text"), str)
+        for block in content
+    ):
+        raise ApiError(400, f"{where} must be a text or a list of blocks of type text", param=where)
+    return "\n".join(block["text"] for block in content)
+
+
+def _tools(body: dict[str, Any]) -> list[dict[str, Any]] | None:
+    tools = body.get("tools")
+    if not tools or (body.get("tool_choice") or {}).get("type") == "none":
+        return None
+    for place, tool in enumerate(tools if isinstance(tools, list) else [tools]):
+        if not isinstance(tool, dict) or not isinstance(tool.get("name"), str) or "input_schema" not in tool:
+            raise ApiError(400, f"tools[{place}] must have a name and an input_schema", param=f"tools[{place}]")
+    return [
+        {
+            "type": "function",
+            "function": {
+                "name": tool["name"],
+                "description": tool.get("description", ""),
+                "parameters": tool["input_schema"],
+            },
+        }
+        for tool in tools
+    ]
