@@ -13,6 +13,9 @@ from prefect.task_runners import TaskRunner, ThreadPoolTaskRunner
 from schemas.errors import StageFailed
 from schemas.runner import RunnerConfig
 
+_WORKERS_S = 60.0
+"""For the first process of a cluster to be there."""
+
 
 class Cluster(ABC):
     """A task runner that has started."""
@@ -107,6 +110,7 @@ class DaskCluster(Cluster):
         runner = DaskTaskRunner(address=config.address) if config.address else DaskTaskRunner(cluster_kwargs=own)
         super().__init__(runner, (KilledWorker,))
         self._client = runner.client  # connects, or starts the cluster
+        self._client.wait_for_workers(1, timeout=_WORKERS_S)
         self._is_given = config.address is not None
 
     def has_ended(self, future: PrefectFuture[Any]) -> bool:

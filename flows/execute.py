@@ -6,7 +6,7 @@ task receives is plain JSON that names the store, the stage, its config and its 
 
 import atexit
 import os
-import socket
+import secrets
 import sys
 import threading
 import time
@@ -19,11 +19,11 @@ from prefect import task
 from prefect.cache_policies import NO_CACHE
 
 from flows.clusters import Cluster, start_cluster
+from flows.elsewhere import work_in
 from flows.progress import Reporter, report
 from flows.registry import stage_named
 from schemas.artifacts import Manifest, Plan, Record, Ref
 from schemas.config import ConfigModel, validated
-from schemas.errors import StageFailed
 from schemas.runner import RunnerConfig
 from stages.artifacts import commit
 from stages.artifacts.code import changes_since
@@ -79,6 +79,8 @@ class Executor:
         self.shards_at_once = shards_at_once
         self.executed: list[Manifest] = []
         self.reused: list[Manifest] = []
+        self._command = secrets.token_hex(8)
+        """Tells one command from another, to processes of a cluster that outlive both."""
         self._clusters: dict[str, Cluster] = {}
         """Those in other processes, which are kept from stage to stage."""
 
@@ -140,7 +142,7 @@ class Executor:
         cluster = self._cluster(runner)
         common = {"call": call.model_dump(mode="json"), "key": key, "n_shards": len(shards)}
         if cluster.is_elsewhere:
-            common["folder"] = str(Path.cwd())
+            common |= {"folder": str(Path.cwd()), "command": self._command}
         futures = {shard: cluster.submit(_shard, {**common, "shard": shard}) for shard in shards}
         try:
             pending = set(shards)
@@ -185,29 +187,19 @@ def end_with_main_thread() -> None:
 
 
 @task(task_run_name="{call[stage]}-{shard}", cache_policy=NO_CACHE, persist_result=False)
-def _shard(call: dict[str, Any], key: str, shard: str, n_shards: int, folder: str | None = None) -> None:
+def _shard(
+    call: dict[str, Any], key: str, shard: str, n_shards: int, folder: str | None = None, command: str | None = None
+) -> None:
     """Does one shard.
 
     Args:
         folder: where the command was called, to which names of files refer; None: this process works there.
+        command: which command it was; None: that of this process.
     """
-    if folder is not None:
-        _work_in(folder)
+    if folder is not None and command is not None:
+        work_in(folder, command)
     document = StageCall.model_validate(call)
     store = open_store(document.store, single_writer=document.single_writer)
     request = document.request(store)
     plan = read_record(store.storage, plan_path(request.stage.kind, key), Plan)
     commit.run_shard(store, request, plan, shard, lambda done, total: report(key, shard, n_shards, done, total))
-
-
-def _work_in(folder: str) -> None:
-    """What is imported and read by a relative name is found as if the command's own process did it."""
-    try:
-        os.chdir(folder)
-    except OSError as error:
-        raise StageFailed(
-            f"a process of the cluster on {socket.gethostname()} has no folder {folder}, where the command was called",
-            hint="call it in a folder that all machines of the cluster share",
-        ) from error
-    if folder not in sys.path:
-        sys.path.insert(0, folder)

@@ -172,6 +172,25 @@ def test_a_given_cluster_is_used_and_left_running(trained_copy, here, given_dask
     assert pids == set(processes(here))
 
 
+@pytest.mark.slow
+def test_code_that_has_changed_is_run_as_it_is_now_by_processes_that_outlive_the_command(
+    trained_copy, here, given_dask
+):
+    words = sampling(trained_copy.url, "execution.runner.type=dask", f"execution.runner.address={given_dask}")
+    words[words.index("agent=agent.py:solve")] = "agent=own_agent:solve"
+    (here / "own_agent.py").write_text(
+        AGENT.replace("task.instruction", "question()") + "\nfrom wording import question\n"
+    )
+    for wording in ("first", "second"):
+        (here / "wording.py").write_text(f"def question():\n    return {wording!r}\n")
+        (here / "own_agent.py").write_text((here / "own_agent.py").read_text() + "\n")  # so that the key is another
+        done = rollmill_process(*words, cwd=here)
+        assert done.code == 0, done.text
+        (reference,) = set(re.findall(r"rollouts/[0-9a-f]{12,}", done.text))
+        steps = public.scan(reference, "steps", store=open_store(trained_copy.url)).select("messages").collect()
+        assert all(wording in messages for messages in steps["messages"])
+
+
 def refusal(store: str | Path, *words: str) -> str:
     done = rollmill(*sampling(store, *words))
     assert done.code == 2
