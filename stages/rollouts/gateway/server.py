@@ -23,12 +23,13 @@ from stages.rollouts.engines.base import EngineFault
 from stages.rollouts.gateway.api import Api, ApiError, Asked, Told
 from stages.rollouts.gateway.chat_api import ChatApi
 from stages.rollouts.gateway.messages_api import MessagesApi
+from stages.rollouts.gateway.responses_api import ResponsesApi
 from stages.rollouts.sdk import EpisodeClosed, MaxTurnsReached
 from stages.rollouts.session import ContextExceeded
 
 MAX_BODY = 32 * 1024 * 1024
 """Bytes of a request at most."""
-_CHAT, _MESSAGES = ChatApi(), MessagesApi()
+_CHAT, _RESPONSES, _MESSAGES = ChatApi(), ResponsesApi(), MessagesApi()
 _REFUSALS: dict[type[RollmillError], tuple[int, str]] = {
     MaxTurnsReached: (400, "max_turns"),
     ContextExceeded: (400, "context_length_exceeded"),
@@ -88,7 +89,8 @@ class Gateway:
         app.router.add_get("/health", self._health)
         for prefix in ("/sessions/{session}", "/sessions/{session}/roles/{role}"):
             app.router.add_get(f"{prefix}/v1/models", self._models)
-            app.router.add_post(f"{prefix}{_CHAT.path}", partial(self._serve, _CHAT))
+            for api in (_CHAT, _RESPONSES):
+                app.router.add_post(f"{prefix}{api.path}", partial(self._serve, api))
             # Anthropic's client adds /v1 to its base URL itself, the chat API's has it in there.
             for address in (_MESSAGES.path, f"/v1{_MESSAGES.path}"):
                 app.router.add_post(f"{prefix}{address}", partial(self._serve, _MESSAGES))

@@ -1,6 +1,6 @@
 """Agents as users have them: they know nothing of Rollmill but ``config.base_url``, ``api_key`` and ``model``."""
 
-# mypy: disable-error-code="union-attr,list-item,index"
+# mypy: disable-error-code="union-attr,list-item,index,arg-type,call-overload,dict-item,var-annotated"
 
 import asyncio
 import json
@@ -144,3 +144,42 @@ def spies(task, config):
     except APIStatusError as error:
         return type(error).__name__
     return "it worked"
+
+
+def two_responses(task, config):
+    client = OpenAI(base_url=config.base_url, api_key=config.api_key)
+    items = [{"role": "user", "content": task.instruction}]
+    answer = client.responses.create(model=config.model, instructions="be brief", input=items)
+    items += [item.model_dump() for item in answer.output]
+    items.append({"role": "user", "content": [{"type": "input_text", "text": "sure?"}]})
+    last = client.responses.create(model=config.model, instructions="be brief", input=items)
+    usage = [last.usage.input_tokens, last.usage.output_tokens]
+    return {"usage": usage, "text": last.output_text, "status": last.status}
+
+
+async def streams_a_response_with_a_tool(task, config):
+    tool = {"type": "function", "strict": False, **ADD["function"]}
+    items = [{"role": "user", "content": task.instruction}]
+    async with AsyncOpenAI(base_url=config.base_url, api_key=config.api_key) as client:
+        async with client.responses.stream(model=config.model, input=items, tools=[tool]) as stream:
+            kinds = [event.type async for event in stream]
+            answer = await stream.get_final_response()
+        items += [item.model_dump(exclude={"parsed_arguments"}) for item in answer.output]
+        for item in answer.output:
+            if item.type == "function_call":
+                given = json.loads(item.arguments)
+                output = str(given["a"] + given["b"])
+                items.append({"type": "function_call_output", "call_id": item.call_id, "output": output})
+        await client.responses.create(model=config.model, input=items, tools=[tool])
+    return {"kinds": kinds, "items": [item.type for item in answer.output]}
+
+
+def wrong_responses(task, config):
+    client = OpenAI(base_url=config.base_url, api_key=config.api_key, max_retries=0)
+    told = []
+    for wrong in ({"input": []}, {"input": "x", "previous_response_id": "resp_1"}, {"input": [{"type": "image"}]}):
+        try:
+            client.responses.create(model=config.model, **wrong)
+        except APIStatusError as error:
+            told.append([error.status_code, error.body["message"]])
+    return {"told": told}

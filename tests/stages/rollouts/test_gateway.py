@@ -194,3 +194,39 @@ def test_a_session_cannot_be_used_by_another_episode(shelf):
     episodes, steps = made(shelf, "spies")
     assert [told["answer"] for told in returned(episodes)] == ["AuthenticationError"] * 2
     assert len(steps) == 0
+
+
+def test_the_responses_api_continues_from_what_was_sampled_too(shelf):
+    episodes, steps = made(shelf, "two_responses")
+    for told, episode_id in zip(returned(episodes), episodes["episode_id"], strict=True):
+        own = steps.filter(episode_id=episode_id).sort("step_index")
+        (before, answer), (prompt, sampled) = whole_sequences(own)
+        assert prompt[: len(before) + len(answer)] == [*before, *answer]
+        assert told["usage"] == [len(prompt), len(sampled)]
+        assert told["text"] == own["response"][1]
+        assert told["status"] == {"stop": "completed", "length": "incomplete"}[own["finish_reason"][1]]
+
+
+def test_a_stream_of_the_responses_api_has_reasoning_text_and_calls_of_tools(memory_store, tool_policy):
+    shelf = (memory_store, stored_tasks(memory_store, 1), stored_policy(memory_store, tool_policy))
+    engine = scripted(tool_policy, CALL)
+    agent = "streams_a_response_with_a_tool"
+    episodes, steps = made(shelf, agent, engine=engine, sampling={"max_tokens": 200})
+    (told,) = returned(episodes)
+    assert told["items"] == ["reasoning", "message", "function_call"]
+    assert told["kinds"][0] == "response.created"
+    assert told["kinds"][-1] == "response.completed"
+    first, second = steps.sort("step_index").iter_rows(named=True)
+    assert second["prefix_length"] == len(first["prompt_ids"]) + len(first["response_ids"])
+    (result,) = json.loads(second["messages"])
+    (call,) = json.loads(first["tool_calls"])
+    assert (result["role"], result["content"], result["tool_call_id"]) == ("tool", "5", call["id"])
+
+
+def test_what_the_responses_api_cannot_do_here_is_refused(shelf):
+    episodes, steps = made(shelf, "wrong_responses")
+    assert len(steps) == 0
+    for told in (one["told"] for one in returned(episodes)):
+        assert [status for status, _ in told] == [400, 400, 400]
+        assert "send the whole conversation" in told[1][1]
+        assert "input[0]" in told[2][1]
