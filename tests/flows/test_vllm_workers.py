@@ -48,7 +48,7 @@ def broken(task, episode):
     raise RuntimeError("no")
 """
 MANY = {
-    "rollouts": {"n": 4, "batch": {"size": 64}, "sampling": {"max_tokens": 48}},
+    "rollouts": {"n": 32, "batch": {"size": 64}, "sampling": {"max_tokens": 48}},
     "tasks": {"benchmark": "arithmetic", "split": "train", "limit": 64},
     "execution": {"rollouts": {"shard_tasks": 2, "threads": 1}, "rewards": {"workers": 1}},
     "iterations": 1,

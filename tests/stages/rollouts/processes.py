@@ -1,6 +1,5 @@
 """Looks at real processes and ports, for tests of what must end."""
 
-import os
 import socket
 import time
 from collections.abc import Callable
@@ -46,7 +45,3 @@ def is_free(port: int) -> bool:
     """Whether nobody listens on a port of the loopback."""
     with socket.socket() as probe:
         return probe.connect_ex(("127.0.0.1", port)) != 0
-
-
-def own_children() -> list[int]:
-    return descendants(os.getpid())

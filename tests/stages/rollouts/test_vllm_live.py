@@ -29,7 +29,7 @@ from stages.rollouts.workers.command import slots, vllm_python
 from stages.rollouts.workers.local import LocalWorker
 from stages.rollouts.workers.settings import VllmConfig, VllmExecution
 from tests.stages.rollouts.policies import make_adapter, make_policy
-from tests.stages.rollouts.processes import descendants, eventually, is_free, is_running, own_children
+from tests.stages.rollouts.processes import descendants, eventually, is_free, is_running
 from tests.stages.rollouts.stored import frame, request, rolled_out, stored_policy, stored_tasks
 
 pytestmark = [pytest.mark.slow, pytest.mark.vllm]
@@ -64,7 +64,11 @@ def live(python, taken_port, policy, tmp_path_factory):
     engine = VllmEngine(CONFIG, execution, probe_tolerance=1e-4)
     engine.load(policy)
     yield engine
-    port, family = int(worker_of(engine).server.place.rpartition(":")[2]), own_children()
+    worker = worker_of(engine)
+    assert worker._process is not None
+    guard = worker._process._guard.pid
+    port, family = int(worker.server.place.rpartition(":")[2]), [guard, *descendants(guard)]
+    assert len(family) >= 3
     engine.close()
     assert not any(map(is_running, family))
     assert is_free(port)
