@@ -1,9 +1,13 @@
 """Where Prefect's tasks run: in threads of this process, or in the processes of a Ray or Dask cluster."""
 
+import asyncio
 import logging
 import os
+import signal
+import threading
 from abc import ABC, abstractmethod
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from prefect import Task
@@ -13,8 +17,8 @@ from prefect.task_runners import TaskRunner, ThreadPoolTaskRunner
 from schemas.errors import StageFailed
 from schemas.runner import RunnerConfig
 
-_WORKERS_S = 60.0
-"""For the first process of a cluster to be there."""
+_GREETING_S = 20.0
+"""For a cluster to say who it is."""
 
 
 class Cluster(ABC):
@@ -103,14 +107,17 @@ class DaskCluster(Cluster):
         from distributed import KilledWorker
         from prefect_dask import DaskTaskRunner
 
+        if config.address is not None:
+            _greet(config.address)
+
         own = {
             "n_workers": config.workers, "threads_per_worker": 1, "processes": True, "dashboard_address": None,
             "silence_logs": logging.CRITICAL,
         }  # fmt: skip
         runner = DaskTaskRunner(address=config.address) if config.address else DaskTaskRunner(cluster_kwargs=own)
         super().__init__(runner, (KilledWorker,))
-        self._client = runner.client  # connects, or starts the cluster
-        self._client.wait_for_workers(1, timeout=_WORKERS_S)
+        with _interrupts_ignored():  # one from the keyboard is this process's to handle
+            self._client = runner.client  # connects, or starts the cluster
         self._is_given = config.address is not None
 
     def has_ended(self, future: PrefectFuture[Any]) -> bool:
@@ -121,6 +128,35 @@ class DaskCluster(Cluster):
             self._is_given = False
             self._client.run(_end_engines, on_error="ignore")  # its processes go on, and what they hold would, too
         super().close()
+
+
+def _greet(address: str) -> None:
+    """Raises where no Dask cluster with processes is there; a client that fails to connect would never end."""
+    from distributed import rpc
+
+    async def workers() -> int:
+        async with rpc(address) as scheduler:
+            return len((await scheduler.identity())["workers"])
+
+    try:
+        count = asyncio.run(asyncio.wait_for(workers(), _GREETING_S))
+    except TimeoutError:
+        raise StageFailed(f"what listens there has not answered as a Dask cluster within {_GREETING_S:g} s") from None
+    if not count:
+        raise StageFailed("it has no processes that work", hint="start some with `dask worker`")
+
+
+@contextmanager
+def _interrupts_ignored() -> Iterator[None]:
+    """By the processes that are started meanwhile; only the main thread can arrange it."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def _end_engines() -> None:

@@ -17,6 +17,8 @@ from stages.policy.importing import ImportExecution
 from stages.policy.lora import check_lora
 from stages.rewards.graders import GRADERS
 from stages.rollouts.agents import AGENTS
+from stages.rollouts.workers.command import vllm_python
+from stages.rollouts.workers.settings import VllmConfig
 from stages.tasks.stage import TasksConfig, TasksExecution
 
 _SECTIONS = {"rollouts": "rollouts", "rewards": "rewards", "advantages": "advantages", "update": "policy"}
@@ -45,6 +47,8 @@ def resolve(store: Store, recipe: RecipeT) -> RecipeT:
         if section in type(recipe).model_fields:
             changed[section] = _resolved(stage, getattr(recipe, section), getattr(how, stage))
     check_runner(store, recipe.rollouts, how.rollouts)
+    if isinstance(recipe.rollouts.engine, VllmConfig) and not isinstance(how.rollouts.vllm.workers, list):
+        vllm_python(how.rollouts.vllm)
     return recipe.model_copy(update=changed)
 
 

@@ -12,6 +12,7 @@ from stages.rollouts.config import RolloutsConfig, RolloutsExecution
 from stages.rollouts.workers.settings import VllmConfig
 
 _PACKAGES = {"ray": ("ray", "prefect_ray"), "dask": ("distributed", "prefect_dask")}
+_SCHEMES = {"ray": ("ray", ""), "dask": ("tcp", "tls", "")}
 _CONNECT_S = 10.0
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
@@ -56,7 +57,7 @@ def _check_address(runner: RunnerConfig, address: str) -> None:
         host, port = parts.hostname, parts.port
     except ValueError:
         host = port = None
-    if host is None or port is None:
+    if host is None or port is None or parts.scheme not in _SCHEMES[runner.type]:
         example = "ray://host:10001" if runner.type == "ray" else "tcp://host:8786"
         raise ConfigError(f"runner.address={address!r} is no address such as {example}")
     try:

@@ -4,6 +4,7 @@ import os
 import re
 import shutil
 import signal
+import socket
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -191,6 +192,22 @@ def test_code_that_has_changed_is_run_as_it_is_now_by_processes_that_outlive_the
         assert all(wording in messages for messages in steps["messages"])
 
 
+@pytest.mark.slow
+def test_what_is_no_dask_cluster_or_has_no_processes_is_told(trained_copy, here):
+    from distributed import LocalCluster
+
+    with LocalCluster(n_workers=0, dashboard_address=None) as empty, socket.create_server(("127.0.0.1", 0)) as silent:
+        for address, told in (
+            (empty.scheduler_address, "it has no processes that work"),
+            (f"tcp://127.0.0.1:{silent.getsockname()[1]}", "has not answered as a Dask cluster"),
+        ):
+            words = sampling(trained_copy.url, "execution.runner.type=dask", f"execution.runner.address={address}")
+            done = rollmill_process(*words, cwd=here, timeout_s=90)
+            assert done.code == 1
+            assert told in done.err
+            assert "Traceback" not in done.err
+
+
 def refusal(store: str | Path, *words: str) -> str:
     done = rollmill(*sampling(store, *words))
     assert done.code == 2
@@ -210,7 +227,12 @@ def test_a_package_that_is_missing_is_named(trained_copy, here, monkeypatch, kin
 @elsewhere
 @pytest.mark.parametrize(
     ("address", "told"),
-    [("tcp://127.0.0.1:9", "no {} cluster answers at tcp://127.0.0.1:9"), ("nowhere", "is no address such as")],
+    [
+        ("127.0.0.1:9", "no {} cluster answers at 127.0.0.1:9"),
+        ("nowhere", "is no address such as"),
+        ("http://127.0.0.1:9", "is no address such as"),
+        ("127.0.0.1:99999", "is no address such as"),
+    ],
 )
 def test_a_cluster_that_does_not_answer_is_refused_before_any_work(
     trained_copy, here, monkeypatch, kind, address, told

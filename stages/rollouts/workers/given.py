@@ -49,8 +49,19 @@ class GivenWorker(Worker):
             if self._execution.update != "in_place":
                 hint = "it is left as it is: load the policy there, or set execution.rollouts.vllm.update=in_place"
                 raise StageFailed(fault.message, hint=f"{fault.hint}; {hint}" if fault.hint else hint) from fault
-            await self._server.call_workers("reload_weights", weights_path=str(policy.folder))
+            await self._reload(policy.folder)
             await self._check_change(policy)
+
+    async def _reload(self, folder: Path) -> None:
+        try:
+            await self._server.call_workers("reload_weights", weights_path=str(folder))
+        except ServerFault as fault:
+            if fault.status != 404:
+                raise
+            raise StageFailed(
+                f"{self.name} does not let its weights be changed: {fault}",
+                hint="it must run with VLLM_SERVER_DEV_MODE=1; or load the policy there yourself",
+            ) from fault
 
     async def _load_adapter(self, name: str, folder: Path) -> None:
         """It stays loaded, as others may use it; a server drops those that nobody does."""

@@ -61,7 +61,10 @@ class Server:
 
     async def models(self) -> list[Model]:
         listed = (await self._json("GET", "/v1/models")).get("data", [])
-        return [Model(str(one["id"]), one.get("max_model_len"), bool(one.get("parent"))) for one in listed]
+        try:
+            return [Model(str(one["id"]), one.get("max_model_len"), bool(one.get("parent"))) for one in listed]
+        except (TypeError, KeyError, AttributeError) as error:
+            raise ServerFault(f"{self.place}/v1/models did not answer with a list of models") from error
 
     async def check_health(self, timeout_s: float) -> None:
         """Raises ServerFault unless it says that it is well."""

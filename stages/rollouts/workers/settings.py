@@ -1,6 +1,7 @@
 """Settings of the vLLM engine: what changes the samples, and apart from it how the workers are run."""
 
 from typing import Any, Literal
+from urllib.parse import urlsplit
 
 from pydantic import Field, field_validator, model_validator
 
@@ -104,7 +105,7 @@ class VllmExecution(ConfigModel):
         if workers == [] or (isinstance(workers, int) and workers < 1):
             raise ValueError("there must be one worker at least")
         for url in workers if isinstance(workers, list) else []:
-            if not url.startswith(("http://", "https://")):
+            if not _is_url(url):
                 raise ValueError(f"{url!r} is no URL such as http://host:8000")
         return workers
 
@@ -113,6 +114,14 @@ class VllmExecution(ConfigModel):
     def _change_no_sample(cls, args: dict[str, Any]) -> dict[str, Any]:
         _refuse(args, OWN_ARGS, "Rollmill sets it itself")
         return _refuse(args, set(args) - EXECUTION_ARGS, "it may change samples: set it in rollouts.engine.args")
+
+
+def _is_url(text: str) -> bool:
+    try:
+        parts = urlsplit(text)
+        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # its port is none
+        return False
 
 
 def _refuse(args: dict[str, Any], names: "set[str] | frozenset[str]", why: str) -> dict[str, Any]:

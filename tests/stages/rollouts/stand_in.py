@@ -42,6 +42,10 @@ class StandIn:
         self.reloads = True
         """Whether it takes new weights when it says that it does."""
         self.offers_reset = True
+        self.takes_weights = True
+        """Whether the call that changes them is there."""
+        self.listed: Any = ...
+        """What it says that it serves; ...: the truth."""
         self.speaks_tokens = False
         """Whether it has the token API, too."""
         self.takes_adapters = True
@@ -134,7 +138,7 @@ class StandIn:
             {"id": "base", "parent": None, "max_model_len": self.context},
             *[{"id": name, "parent": "base", "max_model_len": self.context} for name in self.adapters],
         ]
-        return web.json_response({"data": models})
+        return web.json_response({"data": models if self.listed is ... else self.listed})
 
     async def _reset(self, request: web.Request) -> web.Response:
         self.events.append("reset")
@@ -142,6 +146,8 @@ class StandIn:
 
     async def _call(self, request: web.Request) -> web.Response:
         body = await request.json()
+        if not self.takes_weights:
+            return web.json_response({"detail": "Not Found"}, status=404)
         self.events.append(body["method"])
         if self.reloads:
             self.shift = float((Path(body["kwargs"]["weights_path"]) / "shift").read_text())

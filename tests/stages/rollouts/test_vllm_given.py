@@ -134,6 +134,27 @@ def test_a_server_that_takes_no_adapters_is_told_how_it_would(servers, attach, t
         attach([server]).load(adapter_policy(tmp_path, -0.5))
 
 
+@pytest.mark.parametrize("listed", [None, [{"x": 1}], [3], "models"])
+def test_a_server_that_lists_no_models_is_told(servers, attach, policy, listed):
+    (server,) = servers()
+    server.listed = listed
+    with pytest.raises(StageFailed, match="did not answer with a list of models"):
+        attach([server]).load(policy)
+
+
+@pytest.mark.parametrize("url", ["http://", "http://h:99999", "host:8000", "ftp://h:1", "http://:80", "http://h:0"])
+def test_what_is_no_url_is_refused_when_it_is_read(url):
+    with pytest.raises(ValueError, match="is no URL such as"):
+        VllmExecution(workers=[url])
+
+
+def test_a_server_that_cannot_be_changed_is_told_how_it_could(servers, attach, policy, tmp_path):
+    (server,) = servers()
+    server.takes_weights = False
+    with pytest.raises(StageFailed, match=r"does not let its weights be changed.*\n.*VLLM_SERVER_DEV_MODE"):
+        attach([server], update="in_place").load(uniform_policy(tmp_path / "other", 1, shift=-0.5))
+
+
 def test_a_group_goes_to_one_worker_and_groups_are_spread(servers, attach, policy):
     both = servers(2)
     engine = attach(both)
