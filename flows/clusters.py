@@ -103,9 +103,11 @@ class DaskCluster(Cluster):
     """Dask tries a task again, in another process, where one has died."""
 
     def __init__(self, config: RunnerConfig):
-        os.environ.setdefault("DASK_LOGGING__DISTRIBUTED", "critical")  # read when it is imported, here and in workers
+        os.environ.setdefault("DASK_LOGGING__DISTRIBUTED", "critical")  # for the workers
         from distributed import KilledWorker
         from prefect_dask import DaskTaskRunner
+
+        logging.getLogger("distributed").setLevel(logging.CRITICAL)  # here it may have been imported before
 
         if config.address is not None:
             _greet(config.address)
