@@ -6,14 +6,12 @@ from typing import Any
 from flows.engine_block import split_engine
 from flows.policies import policy_inputs
 from flows.registry import stage_named
-from flows.runner_check import check_runner
 from schemas.artifacts import Manifest
 from schemas.config import nearest, validated
 from schemas.errors import ConfigError
 from stages.artifacts import commit
 from stages.artifacts.stage import Stage
 from stages.artifacts.store import Store
-from stages.rollouts.config import RolloutsConfig, RolloutsExecution
 
 
 def stage_request(
@@ -43,8 +41,6 @@ def stage_request(
         config, execution = split_engine(config, execution)
     how = validated(stage.Execution, execution, f"execution of {name}")
     settings = stage.resolve(validated(stage.Config, config, name), how)
-    if isinstance(settings, RolloutsConfig) and isinstance(how, RolloutsExecution):
-        check_runner(store, settings, how)
     given = {
         input_name: [store.resolve(text, kind=stage.inputs[input_name].kind) for text in _listed(texts)]
         for input_name, texts in inputs.items()

@@ -1,22 +1,26 @@
 """Where Prefect's tasks run: in threads of this process, or in the processes of a Ray or Dask cluster."""
 
 import asyncio
+import concurrent.futures
 import logging
 import os
 import signal
 import threading
+import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from typing import Any
+from typing import Any, cast
 
 from prefect import Task
-from prefect.futures import PrefectConcurrentFuture, PrefectFuture
+from prefect.futures import PrefectFuture, PrefectWrappedFuture
 from prefect.task_runners import TaskRunner, ThreadPoolTaskRunner
 
 from schemas.errors import StageFailed
 from schemas.runner import RunnerConfig
 
+Futures = Mapping[str, PrefectFuture[Any]]
+"""Of tasks, by name."""
 _GREETING_S = 20.0
 """For a cluster to say who it is."""
 
@@ -50,10 +54,10 @@ class Cluster(ABC):
             ) from death
 
     @abstractmethod
-    def has_ended(self, future: PrefectFuture[Any]) -> bool:
-        """Whether its task has ended, well or not."""
+    def wait(self, futures: Futures, timeout_s: float) -> set[str]:
+        """Waits until a task has ended, well or not, or for ``timeout_s``; returns the names of those that have."""
 
-    def abandon(self, futures: list[PrefectFuture[Any]]) -> None:
+    def abandon(self, futures: Futures) -> None:
         """Ends it without waiting for tasks at work, where that can be done."""
         self.close()
 
@@ -70,14 +74,14 @@ class Threads(Cluster):
     def __init__(self, count: int):
         super().__init__(ThreadPoolTaskRunner(max_workers=count))
 
-    def has_ended(self, future: PrefectFuture[Any]) -> bool:
-        assert isinstance(future, PrefectConcurrentFuture)
-        return future.wrapped_future.done()
+    def wait(self, futures: Futures, timeout_s: float) -> set[str]:
+        names = _wrapped(futures)
+        ended, _ = concurrent.futures.wait(names, timeout_s, return_when=concurrent.futures.FIRST_COMPLETED)
+        return {names[future] for future in ended}
 
-    def abandon(self, futures: list[PrefectFuture[Any]]) -> None:
-        for future in futures:
-            assert isinstance(future, PrefectConcurrentFuture)
-            future.wrapped_future.cancel()
+    def abandon(self, futures: Futures) -> None:
+        for future in _wrapped(futures):
+            future.cancel()
         self._stack.pop_all()  # the runner would wait for the shards at work
 
 
@@ -94,9 +98,10 @@ class RayCluster(Cluster):
         super().__init__(runner, (ray.exceptions.RayError,))
         self._ray = ray
 
-    def has_ended(self, future: PrefectFuture[Any]) -> bool:
-        ended, _ = self._ray.wait([future.wrapped_future], timeout=0)  # type: ignore[attr-defined]
-        return bool(ended)
+    def wait(self, futures: Futures, timeout_s: float) -> set[str]:
+        names = _wrapped(futures)
+        ended, _ = self._ray.wait(list(names), timeout=timeout_s)
+        return {names[future] for future in ended}
 
 
 class DaskCluster(Cluster):
@@ -122,14 +127,20 @@ class DaskCluster(Cluster):
             self._client = runner.client  # connects, or starts the cluster
         self._is_given = config.address is not None
 
-    def has_ended(self, future: PrefectFuture[Any]) -> bool:
-        return bool(future.wrapped_future.done())  # type: ignore[attr-defined]
+    def wait(self, futures: Futures, timeout_s: float) -> set[str]:
+        time.sleep(timeout_s)
+        return {name for future, name in _wrapped(futures).items() if future.done()}
 
     def close(self) -> None:
         if self._is_given:
             self._is_given = False
             self._client.run(_end_engines, on_error="ignore")  # its processes go on, and what they hold would, too
         super().close()
+
+
+def _wrapped(futures: Futures) -> dict[Any, str]:
+    """Names by what the cluster itself knows the tasks by."""
+    return {cast("PrefectWrappedFuture[Any, Any]", future).wrapped_future: name for name, future in futures.items()}
 
 
 def _greet(address: str) -> None:
@@ -167,14 +178,12 @@ def _end_engines() -> None:
     close_engines()
 
 
-def start_cluster(config: RunnerConfig, threads: int) -> Cluster:
-    """The cluster of the settings.
+def start_cluster(config: RunnerConfig) -> Cluster:
+    """The Ray or Dask cluster of the settings.
 
     Raises:
         StageFailed: it does not start, or cannot be reached.
     """
-    if config.type == "threads":
-        return Threads(threads)
     try:
         return RayCluster(config) if config.type == "ray" else DaskCluster(config)
     except Exception as error:

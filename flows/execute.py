@@ -9,8 +9,7 @@ import os
 import secrets
 import sys
 import threading
-import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -18,10 +17,11 @@ from typing import Any
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
-from flows.clusters import Cluster, start_cluster
+from flows.clusters import Cluster, Threads, start_cluster
 from flows.elsewhere import work_in
 from flows.progress import Reporter, report
 from flows.registry import stage_named
+from flows.runner_check import check_runner
 from schemas.artifacts import Manifest, Plan, Record, Ref
 from schemas.config import ConfigModel, validated
 from schemas.runner import RunnerConfig
@@ -29,8 +29,9 @@ from stages.artifacts import commit
 from stages.artifacts.code import changes_since
 from stages.artifacts.layout import plan_path, read_record
 from stages.artifacts.store import Store, open_store
+from stages.rollouts.config import RolloutsExecution
 
-_LOOK_S = 0.05
+_WAIT_S = 0.2
 
 
 class StageCall(Record):
@@ -101,11 +102,13 @@ class Executor:
         inputs: Mapping[str, Sequence[Manifest]],
         *,
         title: str | None = None,
+        before: Callable[[], None] | None = None,
     ) -> Manifest:
         """The artifact of one stage: from the shelf if it is there, else made, one Prefect task a shard.
 
         Args:
             title: what a person sees while it works; None: the stage's name.
+            before: called before there is work, and not where there is none.
         """
         call = StageCall(
             store=self.store.url,
@@ -118,11 +121,14 @@ class Executor:
             draw=self.draw if stage_named(name).stochastic else 0,
         )
         request = call.request(self.store)
-        runner: RunnerConfig = getattr(execution, "runner", RunnerConfig())
+
+        def map_shards(_: object, shards: Sequence[str]) -> None:
+            if before is not None:
+                before()
+            self._submit(call, request.key, shards, self._cluster(config, execution))
+
         with self.reporter.stage(title or name, request.key):
-            outcome = commit.materialise(
-                self.store, request, map_shards=lambda _, shards: self._submit(call, request.key, shards, runner)
-            )
+            outcome = commit.materialise(self.store, request, map_shards=map_shards)
         (self.reused if outcome.cached else self.executed).append(outcome.manifest)
         return outcome.manifest
 
@@ -137,23 +143,21 @@ class Executor:
             shown = ", ".join(refs[:3]) + (f" and {len(refs) - 3} more" if len(refs) > 3 else "")
             self.reporter.say(f"[yellow]note:[/] reused what other code made ({changes}): {shown}")
 
-    def _submit(self, call: StageCall, key: str, shards: Sequence[str], runner: RunnerConfig) -> None:
+    def _submit(self, call: StageCall, key: str, shards: Sequence[str], cluster: Cluster) -> None:
         """Runs every shard as a task, waits for all so that what can be finished is, then raises the first fault."""
-        cluster = self._cluster(runner)
         common = {"call": call.model_dump(mode="json"), "key": key, "n_shards": len(shards)}
         if cluster.is_elsewhere:
-            common |= {"folder": str(Path.cwd()), "command": self._command}
+            common["caller"] = {"folder": str(Path.cwd()), "command": self._command}
         futures = {shard: cluster.submit(_shard, {**common, "shard": shard}) for shard in shards}
+        pending = dict(futures)
         try:
-            pending = set(shards)
-            while pending:
-                for shard in [one for one in pending if cluster.has_ended(futures[one])]:
-                    pending.remove(shard)
+            while pending:  # in short waits: polars' signal handler keeps an interrupt from ending a long one
+                for shard in cluster.wait(pending, _WAIT_S):
+                    del pending[shard]
                     if cluster.is_elsewhere:
                         report(key, shard, len(shards), 1, 1)
-                time.sleep(_LOOK_S)
         except BaseException:  # interrupted, or asked to terminate
-            cluster.abandon(list(futures.values()))
+            cluster.abandon(futures)
             if not cluster.is_elsewhere:
                 end_with_main_thread()
             raise
@@ -162,13 +166,16 @@ class Executor:
         for future in futures.values():
             cluster.result(future)
 
-    def _cluster(self, runner: RunnerConfig) -> Cluster:
+    def _cluster(self, config: ConfigModel, execution: ConfigModel) -> Cluster:
+        """Where the shards of a stage are worked on."""
+        runner = execution.runner if isinstance(execution, RolloutsExecution) else RunnerConfig()
         if runner.type == "threads":
             # Of the stage's own: how many shards work at once is the recipe's to say, not the flow's.
-            return start_cluster(runner, self.shards_at_once)
+            return Threads(self.shards_at_once)
         key = runner.model_dump_json()
         if key not in self._clusters:
-            self._clusters[key] = start_cluster(runner, self.shards_at_once)
+            check_runner(self.store, config, execution)
+            self._clusters[key] = start_cluster(runner)
         return self._clusters[key]
 
 
@@ -187,17 +194,14 @@ def end_with_main_thread() -> None:
 
 
 @task(task_run_name="{call[stage]}-{shard}", cache_policy=NO_CACHE, persist_result=False)
-def _shard(
-    call: dict[str, Any], key: str, shard: str, n_shards: int, folder: str | None = None, command: str | None = None
-) -> None:
+def _shard(call: dict[str, Any], key: str, shard: str, n_shards: int, caller: dict[str, str] | None = None) -> None:
     """Does one shard.
 
     Args:
-        folder: where the command was called, to which names of files refer; None: this process works there.
-        command: which command it was; None: that of this process.
+        caller: which command it is for, and in which ``folder`` that was called; None: this process.
     """
-    if folder is not None and command is not None:
-        work_in(folder, command)
+    if caller is not None:
+        work_in(**caller)
     document = StageCall.model_validate(call)
     store = open_store(document.store, single_writer=document.single_writer)
     request = document.request(store)

@@ -8,7 +8,6 @@ from typing import TypeVar
 from flows.policies import policy_inputs
 from flows.recipes import Execution, Recipe, StartingPolicy, TrainRecipe
 from flows.registry import stage_named
-from flows.runner_check import check_runner
 from schemas.config import ConfigModel, nearest
 from schemas.errors import ConfigError, NotFoundError
 from stages.artifacts import commit
@@ -17,8 +16,6 @@ from stages.policy.importing import ImportExecution
 from stages.policy.lora import check_lora
 from stages.rewards.graders import GRADERS
 from stages.rollouts.agents import AGENTS
-from stages.rollouts.workers.command import vllm_python
-from stages.rollouts.workers.settings import VllmConfig
 from stages.tasks.stage import TasksConfig, TasksExecution
 
 _SECTIONS = {"rollouts": "rollouts", "rewards": "rewards", "advantages": "advantages", "update": "policy"}
@@ -46,9 +43,6 @@ def resolve(store: Store, recipe: RecipeT) -> RecipeT:
     for section, stage in _SECTIONS.items():
         if section in type(recipe).model_fields:
             changed[section] = _resolved(stage, getattr(recipe, section), getattr(how, stage))
-    check_runner(store, recipe.rollouts, how.rollouts)
-    if isinstance(recipe.rollouts.engine, VllmConfig) and not isinstance(how.rollouts.vllm.workers, list):
-        vllm_python(how.rollouts.vllm)
     return recipe.model_copy(update=changed)
 
 

@@ -5,6 +5,7 @@ import os
 import socket
 from urllib.parse import urlsplit
 
+from schemas.config import ConfigModel
 from schemas.errors import ConfigError
 from schemas.runner import RunnerConfig
 from stages.artifacts.store import Store
@@ -17,16 +18,16 @@ _CONNECT_S = 10.0
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
-def check_runner(store: Store, config: RolloutsConfig, execution: RolloutsExecution) -> None:
-    """Returns if shards can be worked on where the settings say.
+def check_runner(store: Store, config: ConfigModel, execution: ConfigModel) -> None:
+    """Returns if a stage's shards can be worked on where its settings say; only rollouts leave the choice.
 
     Raises:
         ConfigError: a package is missing, the cluster does not answer, or its processes would not see the store or
             Prefect, or would take each other's devices.
     """
-    runner = execution.runner
-    if runner.type == "threads":
+    if not isinstance(execution, RolloutsExecution) or execution.runner.type == "threads":
         return
+    runner = execution.runner
     missing = [name for name in _PACKAGES[runner.type] if importlib.util.find_spec(name) is None]
     if missing:
         raise ConfigError(
@@ -40,13 +41,19 @@ def check_runner(store: Store, config: RolloutsConfig, execution: RolloutsExecut
         )
     if runner.address is not None:
         _check_address(runner, runner.address)
-    elif runner.workers > 1 and isinstance(config.engine, VllmConfig) and not isinstance(execution.vllm.workers, list):
+    elif runner.workers > 1 and _starts_vllm(config, execution):
         raise ConfigError(
             f"each of the {runner.workers} processes of runner.type={runner.type} would start vLLM workers of its own "
             "on this machine, on the same devices",
             hint="leave runner out, as one process feeds all workers of a machine; or start vLLM servers and give "
             "their URLs as engine.workers",
         )
+
+
+def _starts_vllm(config: ConfigModel, execution: RolloutsExecution) -> bool:
+    return (
+        isinstance(config, RolloutsConfig) and isinstance(config.engine, VllmConfig) and execution.vllm.starts_workers
+    )
 
 
 def _check_address(runner: RunnerConfig, address: str) -> None:

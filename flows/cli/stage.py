@@ -43,6 +43,7 @@ def stage(
     from flows.call import stage_request
     from flows.loading import read_yaml, with_overrides
     from flows.registry import stage_named
+    from flows.runner_check import check_runner
     from schemas.config import nearest
     from schemas.errors import ConfigError
     from stages.artifacts import commit
@@ -72,7 +73,8 @@ def stage(
         for note in commit.notes_on(found):
             print(f"note: {note}")
     else:
-        request.stage.check(shelf.inputs(request.inputs), request.config, request.execution)  # Prefect takes seconds
+        check_runner(shelf, request.config, request.execution)  # now, as Prefect takes seconds
+        request.stage.check(shelf.inputs(request.inputs), request.config, request.execution)
         from flows.cli.prefect import quiet
 
         with quiet():

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-Messages = list[dict[str, Any]]
+from stages.rollouts.sdk import Messages
 
 
 @dataclass(frozen=True)

@@ -16,8 +16,8 @@ import numpy as np
 
 from schemas.errors import InputError, RollmillError
 from stages.rollouts.checkpoint import end_token_ids, model_config
+from stages.rollouts.sdk import Messages
 
-Messages = list[dict[str, Any]]
 Tools = list[dict[str, Any]] | None
 
 _FILES = ("config.json", "generation_config.json", "tokenizer*", "chat_template*", "special_tokens_map.json", "vocab*",

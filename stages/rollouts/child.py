@@ -20,8 +20,8 @@ from typing import Any, BinaryIO
 
 from schemas.canonical import canonical_json
 from schemas.errors import RollmillError
-from schemas.records import Episode, Task, Trajectory
-from stages.rollouts.returned import returned
+from schemas.records import Episode, Task
+from stages.rollouts.returned import as_episode, returned
 from stages.rollouts.sdk import AgentConfig, EpisodeClosed, MaxTurnsReached, Messages, ModelCalls, Reply
 
 _RAISED = {error.__name__: error for error in (MaxTurnsReached, EpisodeClosed)}
@@ -107,10 +107,7 @@ def _attempt(job: dict[str, Any], link: _Link) -> dict[str, Any]:
 
 def _plain(result: Any) -> dict[str, Any]:
     found: dict[str, Any] = {}
-    if isinstance(result, Trajectory):
-        result = [result]
-    if isinstance(result, list) and all(isinstance(item, Trajectory) for item in result):
-        result = Episode(trajectories=result)
+    result = as_episode(result)
     if isinstance(result, Episode):
         kept = ("name", "reward", "signals", "output")
         trajectories = [{name: getattr(item, name) for name in kept} for item in result.trajectories]

@@ -90,8 +90,8 @@ class RolloutsConfig(ConfigModel):
 
     agent: str | CommandAgent | None = None
     """Built in (``single_turn``, ``react``, ``refine``, ``solver_judge``, ``debate``, ``environment``), or
-    ``module:function`` or ``path/file.py:function``. None: the agent that each task names (built-in ones only), and
-    ``single_turn`` where it names none."""
+    ``module:function`` or ``path/file.py:function``, or a program, as ``command``. None: the agent that each task names
+    (built-in ones only), and ``single_turn`` where it names none."""
     agent_version: str | None = None
     """Version of the agent's code. None: filled in when the stage's settings are resolved."""
     agent_config: dict[str, Any] = Field(default_factory=dict)

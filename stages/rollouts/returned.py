@@ -29,10 +29,7 @@ def returned(result: Any, role: str, recorded: Sequence[str]) -> Returned:
         TypeError: it is nothing that an agent may return, or has no JSON form.
         ValueError: two of its trajectories have the same name.
     """
-    if isinstance(result, Trajectory):
-        result = [result]
-    if isinstance(result, list) and all(isinstance(item, Trajectory) for item in result):
-        result = Episode(trajectories=result)
+    result = as_episode(result)
     names: dict[str, str] = {}
     if isinstance(result, Episode):
         names = _names(result.trajectories, role, recorded)
@@ -47,6 +44,15 @@ def returned(result: Any, role: str, recorded: Sequence[str]) -> Returned:
             "a string or None"
         )
     return Returned(canonical_json(result), names)
+
+
+def as_episode(result: Any) -> Any:
+    """One trajectory, or a list of them, as an episode; all else as it is."""
+    if isinstance(result, Trajectory):
+        result = [result]
+    if isinstance(result, list) and all(isinstance(item, Trajectory) for item in result):
+        return Episode(trajectories=result)
+    return result
 
 
 def _names(trajectories: list[Trajectory], role: str, recorded: Sequence[str]) -> dict[str, str]:

@@ -14,11 +14,11 @@ import numpy as np
 
 from schemas.canonical import canonical_json, seed_from
 from schemas.errors import RollmillError
-from stages.rollouts.calls import Messages, ModelAnswer, ModelCall, ToolCall
+from stages.rollouts.calls import ModelAnswer, ModelCall, ToolCall
 from stages.rollouts.chat_template import ChatTemplate, text_of
 from stages.rollouts.engines.base import Engine, EngineFault, Generation, GenerationRequest, SamplingParams
 from stages.rollouts.formats import Parsed, parsed
-from stages.rollouts.sdk import MaxTurnsReached, Reply
+from stages.rollouts.sdk import MaxTurnsReached, Messages, Reply
 from stages.rollouts.sequence import TokenSequence, common_prefix
 
 
@@ -61,6 +61,8 @@ class _Turn:
     prompt: TokenSequence
     text: str
     """The rendered prompt."""
+    key: bytes
+    """Of ``messages``; see ``_key_after``."""
     seed: int
     sampling: SamplingParams
     generation: Generation | None = None
@@ -192,11 +194,11 @@ class Session:
     def _next_turn(self, call: ModelCall) -> _Turn:
         messages = call.messages
         parent, new_messages, prompt = None, messages, None
+        keys = _prefix_keys(messages)
         if not self._answered:
             text, ids = self._template.opening(messages, call.tools)
             prompt = TokenSequence().extended(ids)
         else:
-            keys = _prefix_keys(messages)
             answers = {n: self._answered[keys[n]] for n in range(1, len(keys)) if keys[n] in self._answered}
             text = self._template.render(_as_sampled(messages, answers), call.tools)
             if answers:
@@ -217,6 +219,7 @@ class Session:
             new_messages=new_messages,
             prompt=prompt,
             text=text,
+            key=keys[-1],
             seed=seed_from(self._seed, self._trajectory, len(self._turns)),
             sampling=self._sampling_of(call, room),
         )
@@ -251,7 +254,7 @@ class Session:
 
     def _remember(self, turn: _Turn, answer: dict[str, Any]) -> None:
         """A later call that holds this answer, as the agent was given it, continues from it."""
-        self._answered[_prefix_keys([*turn.messages, answer])[-1]] = turn
+        self._answered[_key_after(turn.key, answer)] = turn
 
 
 def _as_sampled(messages: Messages, answers: dict[int, _Turn]) -> Messages:
@@ -280,9 +283,14 @@ def _prefix_keys(messages: Messages) -> list[bytes]:
     """A hash of the first 0, 1, … messages."""
     keys = [b""]
     for message in messages:
-        content = canonical_json(_identity(message)).encode()
-        keys.append(hashlib.blake2b(keys[-1] + content, digest_size=16).digest())
+        keys.append(_key_after(keys[-1], message))
     return keys
+
+
+def _key_after(key: bytes, message: dict[str, Any]) -> bytes:
+    """The key of a conversation that has ``key`` without its last message."""
+    content = canonical_json(_identity(message)).encode()
+    return hashlib.blake2b(key + content, digest_size=16).digest()
 
 
 def _identity(message: dict[str, Any]) -> dict[str, Any]:

@@ -63,7 +63,7 @@ class RolloutsStage(Stage[RolloutsConfig, RolloutsExecution]):
                 f"{config.n} attempts at temperature 0 would all be the same",
                 hint="raise sampling.temperature, or set n=1",
             )
-        if isinstance(config.engine, VllmConfig) and not isinstance(execution.vllm.workers, list):
+        if isinstance(config.engine, VllmConfig) and execution.vllm.starts_workers:
             vllm_python(execution.vllm)
         template = chat_template_in(policy_folders(inputs)[0])
         for text in config.sampling.stop:

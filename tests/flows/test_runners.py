@@ -254,6 +254,27 @@ def test_processes_of_one_machine_do_not_each_start_vllm(trained_copy, here, mon
     assert "each of the 2 processes" in told
 
 
+def test_a_run_that_has_finished_needs_no_cluster(trained_copy):
+    runner = "execution.rollouts.runner={type: dask, address: tcp://127.0.0.1:9}"
+    done = rollmill("train", trained_copy.recipe, "run=tiny", runner, "--store", trained_copy.url)
+    assert done.code == 0, done.text
+    assert "has finished; no stage was executed" in done.out
+
+
+@pytest.mark.parametrize(
+    ("setting", "told"),
+    [
+        ("execution.rollouts.runner={type: dask, address: tcp://127.0.0.1:9}", "no dask cluster answers"),
+        ("rollouts.engine={type: vllm, python: /nowhere/python}", "there is no Python at /nowhere/python"),
+    ],
+)
+def test_what_the_rollouts_lack_is_told_before_a_policy_is_made_for_them(prefect, recipe_file, tmp_path, setting, told):
+    done = rollmill("train", recipe_file, setting, "--store", tmp_path / "store")
+    assert done.code == 2
+    assert told in done.err
+    assert not list((tmp_path / "store").glob("artifacts/policy/*/manifest.json"))
+
+
 def test_threads_take_no_address(trained_copy, here, monkeypatch):
     monkeypatch.chdir(here)
     assert "set type to ray or dask" in refusal(trained_copy.url, "execution.runner.address=tcp://127.0.0.1:9")

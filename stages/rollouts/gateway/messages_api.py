@@ -4,8 +4,9 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from stages.rollouts.calls import Messages, ModelAnswer, ModelCall
+from stages.rollouts.calls import ModelAnswer, ModelCall
 from stages.rollouts.gateway.api import Api, ApiError, Asked, Told, count_of, number_in
+from stages.rollouts.sdk import Messages
 
 _STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 _KINDS = {401: "authentication_error", 404: "not_found_error", 413: "request_too_large"}

@@ -8,8 +8,9 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from stages.rollouts.calls import Messages, ModelAnswer, ModelCall
+from stages.rollouts.calls import ModelAnswer, ModelCall
 from stages.rollouts.gateway.api import Api, ApiError, Asked, Told, count_of, number_in
+from stages.rollouts.sdk import Messages
 
 _TEXTS = ("input_text", "output_text", "text")
 _ROLES = ("system", "developer", "user", "assistant")

@@ -7,6 +7,7 @@ the loopback.
 import asyncio
 import hmac
 import json
+import re
 import secrets
 from dataclasses import dataclass, field
 from functools import partial
@@ -29,6 +30,8 @@ from stages.rollouts.session import ContextExceeded
 
 MAX_BODY = 32 * 1024 * 1024
 """Bytes of a request at most."""
+_HALF_CHARACTER = re.compile(rb"\\u[dD][89a-fA-F]")
+"""A surrogate that is written as an escape: with its other half it is a character, alone it cannot be encoded."""
 _CHAT, _RESPONSES, _MESSAGES = ChatApi(), ResponsesApi(), MessagesApi()
 _REFUSALS: dict[type[RollmillError], tuple[int, str]] = {
     MaxTurnsReached: (400, "max_turns"),
@@ -167,16 +170,19 @@ class Gateway:
         task = asyncio.current_task()
         assert task is not None
         session.at_work.add(task)
+        calls = [asyncio.ensure_future(session.calls.call(role, asked.call)) for _ in range(asked.n)]
         try:
-            return await asyncio.gather(*[session.calls.call(role, asked.call) for _ in range(asked.n)])
+            return await asyncio.gather(*calls)
         finally:
             session.at_work.discard(task)
+            for call in calls:  # where one has failed, nobody waits for the others
+                call.cancel()
 
     def _session(self, request: web.Request) -> tuple[_Session, str]:
         session = self._sessions.get(request.match_info["session"])
         given = request.headers.get("X-Api-Key") or request.headers.get("Authorization", "").removeprefix("Bearer ")
         # One answer for both, so that no one learns which sessions there are.
-        if session is None or not hmac.compare_digest(given.encode(), session.api_key.encode()):
+        if session is None or not hmac.compare_digest(given.encode(errors="replace"), session.api_key.encode()):
             raise ApiError(401, "no session of this name is open with this key", code="invalid_api_key")
         role = unquote(request.match_info["role"]) if "role" in request.match_info else session.role
         role = request.headers.get("X-Rollmill-Role", role)
@@ -186,10 +192,15 @@ class Gateway:
 
     async def _body(self, request: web.Request) -> dict[str, Any]:
         try:
-            body = json.loads(await request.read())
+            text = await request.read()
+            body = json.loads(text)
+            if _HALF_CHARACTER.search(text):
+                json.dumps(body, ensure_ascii=False).encode()
         except web.HTTPRequestEntityTooLarge:
             raise ApiError(413, f"a request may have {MAX_BODY:,} bytes", code="request_too_large") from None
-        except ValueError as error:
+        except UnicodeEncodeError:
+            raise ApiError(400, "the request has half of a character in it", code="invalid_json") from None
+        except (ValueError, RecursionError) as error:
             raise ApiError(400, f"the request is no JSON: {error}", code="invalid_json") from None
         if not isinstance(body, dict):
             raise ApiError(400, "the request must be a JSON object", code="invalid_json")

@@ -99,6 +99,11 @@ class VllmExecution(ConfigModel):
     max_in_flight: int = Field(default=1024, ge=1)
     """Model calls at one worker at most; how many it really gets adapts to what it reports."""
 
+    @property
+    def starts_workers(self) -> bool:
+        """Whether workers are started here, and not given by URL."""
+        return not isinstance(self.workers, list)
+
     @field_validator("workers")
     @classmethod
     def _some(cls, workers: "str | int | list[str]") -> "str | int | list[str]":

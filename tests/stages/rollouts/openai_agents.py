@@ -7,6 +7,7 @@ import json
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
+import httpx
 from openai import APIStatusError, APITimeoutError, AsyncOpenAI, OpenAI
 
 ADD = {
@@ -106,6 +107,26 @@ def wrong_calls(task, config):
     client.api_key = config.api_key
     client.chat.completions.create(model=config.model, messages=first(task))
     return {"told": told}
+
+
+def hostile_requests(task, config):
+    """What no client library would send."""
+    url, good = f"{config.base_url}/chat/completions", {"Authorization": f"Bearer {config.api_key}"}
+
+    def body(text):
+        return json.dumps({"model": config.model, "messages": [{"role": "user", "content": text}]}).encode()
+
+    sent = [
+        (good, b"{nonsense"),
+        (good, b"[" * 100_000),
+        (good, b"[]"),
+        (good, body("\ud83d")),
+        (good, b"\xff\xfe{}"),
+        ({"Authorization": b"Bearer \xff\xfe"}, body("x")),
+        (good, body("\U0001f600")),
+    ]
+    answers = [httpx.post(url, content=content, headers=headers, timeout=30) for headers, content in sent]
+    return {"told": [[one.status_code, (one.json().get("error") or {}).get("code")] for one in answers]}
 
 
 def calls_too_often(task, config):

@@ -9,22 +9,11 @@ import polars as pl
 import pytest
 
 from stages.rollouts.chat_template import chat_template_in
-from tests.stages.rollouts.policies import forward_logprobs, make_policy
+from tests.stages.rollouts.conversations import CALL, make_tool_policy, scripted, whole_sequences
+from tests.stages.rollouts.policies import forward_logprobs
 from tests.stages.rollouts.stored import frame, request, rolled_out, stored_policy, stored_tasks
 
 AGENTS = "tests/stages/rollouts/openai_agents.py"
-WITH_TOOLS = (
-    "{% if tools %}<|im_start|>system\nuse <tool_call></tool_call> {{ tools | tojson }}<|im_end|>\n{% endif %}"
-    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}"
-    "{% for call in message.tool_calls or [] %}<tool_call>{{ call.function | tojson }}</tool_call>{% endfor %}"
-    "<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-)
-CALL = '<think>hm</think>\n\nlet me see <tool_call>{"arguments":{"a":  2,"b":3},"name": "add"}</tool_call>'
-
-
-@pytest.fixture
-def shelf(memory_store, policy):
-    return memory_store, stored_tasks(memory_store, 2), stored_policy(memory_store, policy)
 
 
 def made(shelf, agent, **config):
@@ -34,20 +23,19 @@ def made(shelf, agent, **config):
     return frame(store, manifest, "episodes"), frame(store, manifest, "steps")
 
 
+@pytest.fixture
+def shelf(memory_store, policy):
+    return memory_store, stored_tasks(memory_store, 2), stored_policy(memory_store, policy)
+
+
+@pytest.fixture
+def tool_policy(tmp_path: Path):
+    return make_tool_policy(tmp_path / "policy")
+
+
 def returned(episodes):
     assert set(episodes["status"]) <= {"completed", "truncated"}, episodes["error"].to_list()
     return [json.loads(text) for text in episodes["artifacts"]]
-
-
-def whole_sequences(steps: pl.DataFrame) -> list[tuple[list[int], list[int]]]:
-    """Prompt and sampled ids of each step of one trajectory, the prompt whole."""
-    found: list[tuple[list[int], list[int]]] = []
-    so_far: list[int] = []
-    for row in steps.sort("step_index").iter_rows(named=True):
-        prompt = [*so_far[: row["prefix_length"]], *row["prompt_ids"]]
-        found.append((prompt, row["response_ids"]))
-        so_far = [*prompt, *row["response_ids"]]
-    return found
 
 
 def test_turns_continue_from_the_ids_that_were_sampled(shelf, policy):
@@ -86,19 +74,6 @@ def test_a_stream_says_what_is_recorded(shelf, policy):
         assert told["reasons"] == [row["finish_reason"]]
         assert told["text"] == row["response"]
         assert template.decode(np.array(ids)).startswith(told["text"])
-
-
-@pytest.fixture
-def tool_policy(tmp_path: Path):
-    made = make_policy(tmp_path / "policy", max_position_embeddings=1024)
-    (made.folder / "chat_template.jinja").write_text(WITH_TOOLS)
-    return made
-
-
-def scripted(policy, *texts):
-    template = chat_template_in(policy.folder)
-    replies = [[*template.encode(text).tolist(), template.stop_token_ids[-1]] for text in texts]
-    return {"type": "scripted", "replies": replies}
 
 
 def test_tool_calls_and_reasoning_are_taken_out_and_the_next_prompt_holds_what_was_sampled(memory_store, tool_policy):
@@ -161,6 +136,21 @@ def test_refusals_are_in_the_apis_own_form_and_no_steps(shelf):
         assert "messages[0]" in said[2]
         assert "parts of type text only" in said[3]
         assert "the policy's context of 256 leaves no room" in said[4]
+
+
+def test_hostile_requests_are_refused_in_the_apis_own_form(shelf):
+    episodes, steps = made(shelf, "hostile_requests")
+    for told in (one["told"] for one in returned(episodes)):
+        assert told == [
+            [400, "invalid_json"],
+            [400, "invalid_json"],
+            [400, "invalid_json"],
+            [400, "invalid_json"],
+            [400, "invalid_json"],
+            [401, "invalid_api_key"],
+            [200, None],
+        ]
+    assert len(steps) == 2
 
 
 def test_too_many_calls_end_the_episode_as_it_does_in_process(shelf):

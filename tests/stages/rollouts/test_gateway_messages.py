@@ -5,11 +5,10 @@ import json
 import pytest
 
 from stages.rollouts.chat_template import chat_template_in
+from tests.stages.rollouts.conversations import CALL, make_tool_policy, scripted, whole_sequences
 from tests.stages.rollouts.stored import frame, request, rolled_out, stored_policy, stored_tasks
-from tests.stages.rollouts.test_gateway import CALL, scripted, tool_policy, whole_sequences
 
 AGENTS = "tests/stages/rollouts/anthropic_agents.py"
-__all__ = ["tool_policy"]
 
 
 @pytest.fixture
@@ -46,7 +45,8 @@ def test_a_stream_says_what_is_recorded(shelf):
         assert told == {"text": row["response"], "sampled": len(row["response_ids"])}
 
 
-def test_tool_calls_and_their_results_go_there_and_back(memory_store, tool_policy):
+def test_tool_calls_and_their_results_go_there_and_back(memory_store, tmp_path):
+    tool_policy = make_tool_policy(tmp_path / "policy")
     shelf = (memory_store, stored_tasks(memory_store, 1), stored_policy(memory_store, tool_policy))
     engine = scripted(tool_policy, CALL)
     (told,), _, steps = made(shelf, "uses_a_tool", engine=engine, sampling={"max_tokens": 200})

@@ -198,7 +198,7 @@ def test_a_plain_function_asks_from_its_own_thread(shelf):
         ("exits_async", "error", "AgentExit", r"SystemExit\(3\)", 0),
         ("cancels_itself", "error", "AgentExit", "cancelled itself", 0),
         ("too_long", "error", "ContextExceeded", "context of 256", 0),
-        ("sends_nonsense", "error", "TypeError", "not JSON serializable", 0),
+        ("sends_nonsense", "error", "TypeError", "no canonical JSON form", 0),
     ],
 )
 def test_an_agents_fault_is_its_episodes_status_and_its_steps_are_kept(shelf, agent, status, kind, said, n_steps):
