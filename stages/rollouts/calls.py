@@ -17,11 +17,16 @@ class ModelCall:
     tools: list[dict[str, Any]] | None = None
     """Functions that the policy may call, as in the chat API. None: none."""
     temperature: float | None = None
-    """Wished by the agent, like the next three; None: the stage's. They count only where the config lets the agent
+    """Wished by the agent, like the next four; None: the stage's. They count only where the config lets the agent
     choose."""
     top_p: float | None = None
     top_k: int | None = None
     max_tokens: int | None = None
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
+    """Texts before which the answer ends, whoever chooses the rest."""
+    choice: int = 0
+    """Which of several answers to one request this is."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +53,8 @@ class ModelAnswer:
     tool_calls: tuple[ToolCall, ...]
     finish_reason: str
     """``stop``, ``length`` where the answer was cut, or ``tool_calls``."""
+    stop_text: str | None
+    """The one of the call's stop texts at which it ended; None: it did not end at one."""
     prompt_tokens: int
     response_ids: np.ndarray = field(repr=False)
     """int32, the sampled ids, stop token included."""

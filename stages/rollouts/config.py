@@ -103,8 +103,9 @@ class RolloutsConfig(ConfigModel):
     batch: Batch | None = None
     """Which tasks. None: all."""
     agent_samples: bool = False
-    """Whether an agent that calls over HTTP chooses ``temperature``, ``top_p``, ``top_k`` and ``max_tokens`` itself.
-    Else they are those of ``sampling``, whatever it sends."""
+    """Whether an agent that calls over HTTP chooses ``temperature``, ``top_p``, ``top_k``, ``max_tokens`` and ``seed``
+    itself. Else they are those of ``sampling`` and the stage's seeds, whatever it sends. The texts before which its
+    answers end (``stop``) are always its own."""
     max_turns: int | None = Field(default=None, ge=1)
     """Model calls of one trajectory at most; one more ends the episode with status ``max_turns``. None: no limit."""
     episode_time_limit_s: float | None = Field(default=None, gt=0)

@@ -30,7 +30,7 @@ _HEAD = struct.Struct("<II")
 """Checksum and length of what follows."""
 _BODY = struct.Struct("<16sI")
 """Key of the call and number of sampled ids."""
-_KEY_FIELDS = tuple(field.name for field in fields(GenerationRequest) if field.name != "prompt_ids")
+_KEY_FIELDS = tuple(field.name for field in fields(GenerationRequest) if field.compare and field.name != "prompt_ids")
 _KEPT_S = 60.0
 """How long a shard's file is kept after its work was done: until then it is committed."""
 _done: list[tuple[float, Path]] = []

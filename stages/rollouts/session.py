@@ -17,6 +17,7 @@ from schemas.errors import RollmillError
 from stages.rollouts.calls import ModelAnswer, ModelCall, ToolCall
 from stages.rollouts.chat_template import ChatTemplate, text_of
 from stages.rollouts.engines.base import Engine, EngineFault, Generation, GenerationRequest, SamplingParams
+from stages.rollouts.engines.stopping import found_in
 from stages.rollouts.formats import Parsed, parsed
 from stages.rollouts.sdk import MaxTurnsReached, Messages, Reply
 from stages.rollouts.sequence import TokenSequence, common_prefix
@@ -79,9 +80,10 @@ class _Turn:
 
     @property
     def stop_id(self) -> int | None:
-        """The stop token that was sampled; None: the answer was cut."""
+        """The stop token that was sampled; None: the answer was cut, or ended at a text."""
         assert self.generation is not None
-        return int(self.generation.response_ids[-1]) if self.generation.finish_reason == "stop" else None
+        last = int(self.generation.response_ids[-1])
+        return last if last in self.sampling.stop_token_ids else None
 
 
 class Session:
@@ -110,6 +112,8 @@ class Session:
         self._uid = uid
         self._agent_samples = agent_samples
         self._turns: list[_Turn] = []
+        self._n_asked = 0
+        """Calls, those that were given up included."""
         self._answered: dict[bytes, _Turn] = {}
         """By the hash of a call's messages with its answer."""
 
@@ -127,10 +131,11 @@ class Session:
         return Reply(text=turn.raw, finish_reason=generation.finish_reason)
 
     async def call(self, call: ModelCall) -> ModelAnswer:
-        """The same with tools, and with reasoning and tool calls taken out of the answer."""
+        """The same with tools, with reasoning and tool calls taken out of the answer, which ends before a stop text."""
         turn, generation = await self._asked(call)
+        until, stop_text = found_in(turn.raw, call.stop) or (None, None)
         names = frozenset(tool["function"]["name"] for tool in call.tools or [])
-        turn.told = parsed(turn.raw, self._template.source, names)
+        turn.told = parsed(turn.raw[:until], self._template.source, names)
         turn.tool_calls = tuple(
             ToolCall(self._call_id(turn, place), name, arguments)
             for place, (name, arguments) in enumerate(turn.told.calls)
@@ -140,6 +145,7 @@ class Session:
             reasoning=turn.told.reasoning,
             tool_calls=turn.tool_calls,
             finish_reason=_reason(turn.tool_calls, generation),
+            stop_text=stop_text,
             prompt_tokens=len(turn.prompt),
             response_ids=generation.response_ids,
             logprobs=generation.logprobs,
@@ -152,9 +158,15 @@ class Session:
             raise MaxTurnsReached(f"trajectory {self._trajectory!r} has made its {self._max_turns} model calls")
         turn = self._next_turn(call)
         self._turns.append(turn)
-        request = GenerationRequest(turn.prompt.ids, turn.sampling, turn.seed, session=self._uid)
-        generation = await self._engine.generate(request)
-        self._answer(turn, generation)
+        self._n_asked += 1
+        text_of = self._template.decode if call.stop else None
+        request = GenerationRequest(turn.prompt.ids, turn.sampling, turn.seed, session=self._uid, text_of=text_of)
+        try:
+            generation = await self._engine.generate(request)
+            self._answer(turn, generation)
+        except BaseException:  # a call that nobody waited for counts for nothing
+            self._turns.remove(turn)
+            raise
         return turn, generation
 
     def _call_id(self, turn: _Turn, place: int) -> str:
@@ -220,7 +232,7 @@ class Session:
             prompt=prompt,
             text=text,
             key=keys[-1],
-            seed=seed_from(self._seed, self._trajectory, len(self._turns)),
+            seed=self._seed_of(call),
             sampling=self._sampling_of(call, room),
         )
 
@@ -236,12 +248,17 @@ class Session:
             stop_id = None
         return parent.sequence.extended(self._template.encode_after(stop_id, suffix))
 
+    def _seed_of(self, call: ModelCall) -> int:
+        if self._agent_samples and call.seed is not None:
+            return seed_from(call.seed, call.choice)
+        return seed_from(self._seed, self._trajectory, self._n_asked)
+
     def _sampling_of(self, call: ModelCall, room: int) -> SamplingParams:
         sampling = self._sampling
         if self._agent_samples:
             wishes = {name: getattr(call, name) for name in ("temperature", "top_p", "top_k", "max_tokens")}
             sampling = replace(sampling, **{name: wish for name, wish in wishes.items() if wish is not None})
-        return replace(sampling, max_tokens=min(sampling.max_tokens, room))
+        return replace(sampling, max_tokens=min(sampling.max_tokens, room), stop_texts=call.stop)
 
     def _answer(self, turn: _Turn, generation: Generation) -> None:
         _check(generation, self._policy_id)

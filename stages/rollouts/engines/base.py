@@ -18,6 +18,8 @@ from schemas.errors import InputError, StageFailed
 if TYPE_CHECKING:
     import numpy as np
 
+    from stages.rollouts.engines.stopping import TextOf
+
 FinishReason = Literal["stop", "length", "abort"]
 
 
@@ -35,6 +37,8 @@ class SamplingParams:
     """Sampled tokens at most, a stop token included."""
     stop_token_ids: tuple[int, ...] = ()
     """Sampling ends after one of these; it is kept in the answer."""
+    stop_texts: tuple[str, ...] = ()
+    """Sampling also ends after the id with which the answer's text holds one of these; all sampled ids are kept."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +53,8 @@ class GenerationRequest:
     meanwhile (to the last few bits of the arithmetic)."""
     session: str = ""
     """Calls with the same session share a prefix, so an engine may keep them on one worker."""
+    text_of: "TextOf | None" = field(default=None, repr=False, compare=False)
+    """The text of sampled ids; given where there are ``stop_texts``."""
 
 
 @dataclass(frozen=True)

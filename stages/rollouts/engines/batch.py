@@ -9,6 +9,7 @@ import numpy as np
 
 from stages.rollouts.engines.base import Generation, GenerationRequest
 from stages.rollouts.engines.sampling import RowParams, uniforms
+from stages.rollouts.engines.stopping import is_completed_by_last
 
 
 @dataclass(eq=False)
@@ -34,6 +35,9 @@ class Batch:
         self._top_p = np.ones(n_slots)
         self._top_k = np.zeros(n_slots, dtype=np.int64)
         self._stops = np.full((n_slots, 1), -1, dtype=np.int64)
+        self._has_texts = np.zeros(n_slots, dtype=bool)
+        """Whether the row may also end at a text."""
+        self._stopped = np.zeros(n_slots, dtype=bool)
         self._ids = np.zeros((n_slots, 64), dtype=np.int32)
         self._logprobs = np.zeros((n_slots, 64), dtype=np.float32)
         self._uniforms = np.zeros((n_slots, 64))
@@ -57,6 +61,7 @@ class Batch:
                 self._stops = np.pad(self._stops, ((0, 0), (0, len(stops) - self._stops.shape[1])), constant_values=-1)
             self._stops[row] = -1
             self._stops[row, : len(stops)] = stops
+            self._has_texts[row], self._stopped[row] = bool(sampling.stop_texts), False
             if sampling.temperature > 0:
                 self._uniforms[row, : sampling.max_tokens] = uniforms(call.request.seed, sampling.max_tokens)
         self.calls.extend(calls)
@@ -81,8 +86,10 @@ class Batch:
         self._logprobs[rows, places] = logprobs
         self._sampled[rows] += 1
         self.lengths[rows] += 1
-        stopped = (self._stops[rows] == ids[:, None]).any(1)
-        finished: np.ndarray = stopped | (self._sampled[rows] >= self._limits[rows])
+        self._stopped[rows] = (self._stops[rows] == ids[:, None]).any(1)
+        for row in rows[self._has_texts[rows] & ~self._stopped[rows]].tolist():
+            self._stopped[row] = self._ends_at_text(row)
+        finished: np.ndarray = self._stopped[rows] | (self._sampled[rows] >= self._limits[rows])
         return finished
 
     def answer(self, row: int, policy_id: str, worker: str) -> None:
@@ -90,12 +97,11 @@ class Batch:
         call, n = self.calls[row], int(self._sampled[row])
         if not call.done.set_running_or_notify_cancel():
             return
-        stopped = self._ids[row, n - 1] in self._stops[row]
         call.done.set_result(
             Generation(
                 response_ids=self._ids[row, :n].copy(),
                 logprobs=self._logprobs[row, :n].copy(),
-                finish_reason="stop" if stopped else "length",
+                finish_reason="stop" if self._stopped[row] else "length",
                 policy_id=policy_id,
                 worker=worker,
                 started_at=call.started_at,
@@ -108,11 +114,17 @@ class Batch:
         last = self.n - 1
         for array in (
             self.lengths, self._sampled, self._limits, self._temperature, self._top_p, self._top_k, self._stops,
-            self._ids, self._logprobs, self._uniforms,
+            self._has_texts, self._stopped, self._ids, self._logprobs, self._uniforms,
         ):  # fmt: skip
             array[row] = array[last]
         self.calls[row] = self.calls[last]
         self.calls.pop()
+
+    def _ends_at_text(self, row: int) -> bool:
+        request = self.calls[row].request
+        assert request.text_of is not None
+        ids = self._ids[row, : self._sampled[row]]
+        return is_completed_by_last(ids, request.sampling.stop_texts, request.text_of)
 
     def _widen(self, max_tokens: int) -> None:
         more = max_tokens - self._ids.shape[1]

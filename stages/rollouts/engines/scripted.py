@@ -8,13 +8,14 @@ import numpy as np
 
 from stages.rollouts.checkpoint import context_length_of, model_config
 from stages.rollouts.engines.base import Engine, Generation, GenerationRequest, PolicyFiles
+from stages.rollouts.engines.stopping import n_until_stop
 
 Script = Callable[[GenerationRequest, int], "Sequence[int] | np.ndarray"]
 """Given the call and the size of the vocabulary, the ids of the answer."""
 
 
 class ScriptedEngine(Engine):
-    """Answers as the script says, cut at ``max_tokens`` and after a stop token.
+    """Answers as the script says, cut at ``max_tokens`` and after a stop token or text.
 
     The logprobs are those of a policy that is uniform over the vocabulary.
     """
@@ -43,10 +44,13 @@ class ScriptedEngine(Engine):
         stops = np.flatnonzero(np.isin(ids, sampling.stop_token_ids))
         if len(stops):
             ids = ids[: stops[0] + 1]
+        texts, is_stopped = sampling.stop_texts, bool(len(stops))
+        if texts and request.text_of is not None and (n := n_until_stop(ids, texts, request.text_of)) is not None:
+            ids, is_stopped = ids[:n], True
         return Generation(
             response_ids=ids,
             logprobs=np.full(len(ids), -np.log(self._vocabulary), dtype=np.float32),
-            finish_reason="stop" if len(stops) else "length",
+            finish_reason="stop" if is_stopped else "length",
             policy_id=self.policy_id or "",
             worker=self.name,
             started_at=started_at,

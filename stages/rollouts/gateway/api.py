@@ -7,6 +7,9 @@ from typing import Any
 
 from stages.rollouts.calls import ModelAnswer, ModelCall
 
+_MOST_STOPS = 64
+_LONGEST_STOP = 1000
+
 
 class ApiError(Exception):
     """A call that is not answered.
@@ -86,6 +89,61 @@ def number_in(body: dict[str, Any], name: str, least: float, most: float) -> flo
     if not isinstance(value, int | float) or isinstance(value, bool) or not least <= value <= most:
         raise ApiError(400, f"{name} must be a number from {least:g} to {most:g}", param=name)
     return float(value)
+
+
+def whole_in(body: dict[str, Any], name: str) -> int | None:
+    """A field that is a whole number; None: it is not set.
+
+    Raises:
+        ApiError: it is something else.
+    """
+    value = body.get(name)
+    if value is not None and not is_whole(value):
+        raise ApiError(400, f"{name} must be a whole number", param=name)
+    return value
+
+
+def stops_in(body: dict[str, Any], name: str) -> tuple[str, ...]:
+    """A field that is a text before which an answer is to end, or a list of them.
+
+    Raises:
+        ApiError: it is something else.
+    """
+    value = body.get(name) or []
+    stops = [value] if isinstance(value, str) else value
+    if (
+        not isinstance(stops, list)
+        or len(stops) > _MOST_STOPS
+        or not all(isinstance(stop, str) and 1 <= len(stop) <= _LONGEST_STOP for stop in stops)
+    ):
+        raise ApiError(
+            400,
+            f"{name} must be a text of 1 to {_LONGEST_STOP:,} characters or a list of up to {_MOST_STOPS}",
+            param=name,
+        )
+    return tuple(dict.fromkeys(stops))
+
+
+def refuse_other_logprobs(body: dict[str, Any]) -> None:
+    """Raises ApiError where logprobs of tokens are asked for that were not sampled."""
+    if body.get("top_logprobs"):
+        raise ApiError(
+            400,
+            "top_logprobs: only the logprob of the token that was sampled is known (logprobs)",
+            param="top_logprobs",
+            code="unsupported",
+        )
+
+
+def refuse_forced_tools(kind: Any) -> None:
+    """Raises ApiError where the policy is to call a tool, or a certain one, whatever it would say."""
+    if kind not in (None, "auto", "none"):
+        raise ApiError(
+            400,
+            "tool_choice: the policy decides whether it calls a tool (auto), or is offered none (none)",
+            param="tool_choice",
+            code="unsupported",
+        )
 
 
 def count_of(value: Any) -> int | None:

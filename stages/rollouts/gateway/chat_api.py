@@ -6,7 +6,19 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from stages.rollouts.calls import ModelAnswer, ModelCall
-from stages.rollouts.gateway.api import Api, ApiError, Asked, Told, count_of, is_whole, number_in
+from stages.rollouts.gateway.api import (
+    Api,
+    ApiError,
+    Asked,
+    Told,
+    count_of,
+    is_whole,
+    number_in,
+    refuse_forced_tools,
+    refuse_other_logprobs,
+    stops_in,
+    whole_in,
+)
 
 _ROLES = ("system", "developer", "user", "assistant", "tool")
 _MOST_CHOICES = 128
@@ -42,13 +54,7 @@ def _asked(body: dict[str, Any]) -> Asked:
     n = 1 if n is None else n
     if not is_whole(n) or not 1 <= n <= _MOST_CHOICES:
         raise ApiError(400, f"n must be a whole number from 1 to {_MOST_CHOICES}", param="n")
-    if body.get("stop"):
-        raise ApiError(
-            400,
-            "texts at which an answer stops are the stage's to set (sampling.stop)",
-            param="stop",
-            code="unsupported",
-        )
+    refuse_other_logprobs(body)
     if (body.get("response_format") or {"type": "text"}).get("type") != "text":
         raise ApiError(
             400, "answers in a given JSON form are not supported", param="response_format", code="unsupported"
@@ -61,6 +67,8 @@ def _asked(body: dict[str, Any]) -> Asked:
         top_p=number_in(body, "top_p", 1e-9, 1),
         top_k=count_of(body.get("top_k")),
         max_tokens=count_of(most),
+        seed=whole_in(body, "seed"),
+        stop=stops_in(body, "stop"),
     )
     options = body.get("stream_options") or {}
     return Asked(
@@ -158,8 +166,9 @@ def _plain(message: dict[str, Any]) -> dict[str, Any]:
 
 
 def _tools(body: dict[str, Any]) -> list[dict[str, Any]] | None:
-    tools = body.get("tools")
-    if not tools or body.get("tool_choice") == "none":
+    tools, choice = body.get("tools"), body.get("tool_choice")
+    refuse_forced_tools(choice.get("type") if isinstance(choice, dict) else choice)
+    if not tools or choice == "none":
         return None
     for place, tool in enumerate(tools if isinstance(tools, list) else [tools]):
         function = tool.get("function") if isinstance(tool, dict) else None

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from stages.rollouts.calls import ModelAnswer, ModelCall
-from stages.rollouts.gateway.api import Api, ApiError, Asked, Told, count_of, number_in
+from stages.rollouts.gateway.api import Api, ApiError, Asked, Told, count_of, number_in, refuse_forced_tools, stops_in
 from stages.rollouts.sdk import Messages
 
 _STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
@@ -21,10 +21,6 @@ class MessagesApi(Api):
         messages = body.get("messages")
         if not isinstance(messages, list) or not messages:
             raise ApiError(400, "messages must be a list of one message or more", param="messages")
-        if body.get("stop_sequences"):
-            raise ApiError(
-                400, "texts at which an answer stops are the stage's to set (sampling.stop)", code="unsupported"
-            )
         system = [{"role": "system", "content": _text(body["system"], "system")}] if body.get("system") else []
         for place, message in enumerate(messages):
             system += _chat_messages(message, f"messages[{place}]")
@@ -35,6 +31,7 @@ class MessagesApi(Api):
             top_p=number_in(body, "top_p", 1e-9, 1),
             top_k=count_of(body.get("top_k")),
             max_tokens=count_of(body.get("max_tokens")),
+            stop=stops_in(body, "stop_sequences"),
         )
         return Asked(call, is_streamed=bool(body.get("stream")))
 
@@ -42,7 +39,7 @@ class MessagesApi(Api):
         (answer,) = answers
         return _head(answer, told) | {
             "content": _blocks(answer),
-            "stop_reason": _STOP_REASONS[answer.finish_reason],
+            **_end(answer),
             "usage": {"input_tokens": answer.prompt_tokens, "output_tokens": len(answer.response_ids)},
         }
 
@@ -56,8 +53,7 @@ class MessagesApi(Api):
             yield _event("content_block_start", index=index, content_block=empty)
             yield _event("content_block_delta", index=index, delta=delta)
             yield _event("content_block_stop", index=index)
-        end = {"stop_reason": _STOP_REASONS[answer.finish_reason], "stop_sequence": None}
-        yield _event("message_delta", delta=end, usage={"output_tokens": len(answer.response_ids)})
+        yield _event("message_delta", delta=_end(answer), usage={"output_tokens": len(answer.response_ids)})
         yield _event("message_stop")
 
     def refusal(self, error: ApiError) -> dict[str, Any]:
@@ -67,6 +63,14 @@ class MessagesApi(Api):
 
 def _head(answer: ModelAnswer, told: Told) -> dict[str, Any]:
     return {"id": f"msg_{told.uid}", "type": "message", "role": "assistant", "model": told.model, "stop_sequence": None}
+
+
+def _end(answer: ModelAnswer) -> dict[str, Any]:
+    is_at_text = answer.stop_text is not None and answer.finish_reason == "stop"
+    return {
+        "stop_reason": "stop_sequence" if is_at_text else _STOP_REASONS[answer.finish_reason],
+        "stop_sequence": answer.stop_text,
+    }
 
 
 def _blocks(answer: ModelAnswer) -> list[dict[str, Any]]:
@@ -146,7 +150,10 @@ def _text(content: Any, where: str) -> str:
 
 def _tools(body: dict[str, Any]) -> list[dict[str, Any]] | None:
     tools = body.get("tools")
-    if not tools or (body.get("tool_choice") or {}).get("type") == "none":
+    choice = body.get("tool_choice")
+    kind = choice.get("type") if isinstance(choice, dict) else choice
+    refuse_forced_tools(kind)
+    if not tools or kind == "none":
         return None
     for place, tool in enumerate(tools if isinstance(tools, list) else [tools]):
         if not isinstance(tool, dict) or not isinstance(tool.get("name"), str) or "input_schema" not in tool:

@@ -9,7 +9,16 @@ from collections.abc import Iterator
 from typing import Any
 
 from stages.rollouts.calls import ModelAnswer, ModelCall
-from stages.rollouts.gateway.api import Api, ApiError, Asked, Told, count_of, number_in
+from stages.rollouts.gateway.api import (
+    Api,
+    ApiError,
+    Asked,
+    Told,
+    count_of,
+    number_in,
+    refuse_forced_tools,
+    refuse_other_logprobs,
+)
 from stages.rollouts.sdk import Messages
 
 _TEXTS = ("input_text", "output_text", "text")
@@ -29,6 +38,7 @@ class ResponsesApi(Api):
                 )
         if ((body.get("text") or {}).get("format") or {"type": "text"}).get("type") != "text":
             raise ApiError(400, "answers in a given JSON form are not supported", param="text", code="unsupported")
+        refuse_other_logprobs(body)
         instructions = body.get("instructions")
         messages: Messages = (
             [{"role": "system", "content": _text(instructions, "instructions")}] if instructions else []
@@ -175,8 +185,9 @@ def _text(content: Any, where: str) -> str:
 
 
 def _tools(body: dict[str, Any]) -> list[dict[str, Any]] | None:
-    tools = body.get("tools")
-    if not tools or body.get("tool_choice") == "none":
+    tools, choice = body.get("tools"), body.get("tool_choice")
+    refuse_forced_tools(choice.get("type") if isinstance(choice, dict) else choice)
+    if not tools or choice == "none":
         return None
     for place, tool in enumerate(tools if isinstance(tools, list) else [tools]):
         if not isinstance(tool, dict) or tool.get("type") != "function" or not isinstance(tool.get("name"), str):

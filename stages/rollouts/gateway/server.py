@@ -9,7 +9,7 @@ import hmac
 import json
 import re
 import secrets
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from types import TracebackType
 from typing import Any, Protocol
@@ -170,7 +170,8 @@ class Gateway:
         task = asyncio.current_task()
         assert task is not None
         session.at_work.add(task)
-        calls = [asyncio.ensure_future(session.calls.call(role, asked.call)) for _ in range(asked.n)]
+        choices = [replace(asked.call, choice=place) for place in range(asked.n)]
+        calls = [asyncio.ensure_future(session.calls.call(role, choice)) for choice in choices]
         try:
             return await asyncio.gather(*calls)
         finally:

@@ -26,6 +26,7 @@ class Answer:
 def sampling_of(request: GenerationRequest) -> dict[str, Any]:
     """What a server is to do, with everything said that it might have its own default for."""
     sampling = request.sampling
+    texts = {"stop": list(sampling.stop_texts), "include_stop_str_in_output": True} if sampling.stop_texts else {}
     return {
         "max_tokens": sampling.max_tokens,
         "temperature": sampling.temperature,
@@ -39,6 +40,7 @@ def sampling_of(request: GenerationRequest) -> dict[str, Any]:
         "stop_token_ids": list(sampling.stop_token_ids),
         "ignore_eos": True,  # the stop tokens are all named above
         "logprobs": 0,  # of the sampled token, and no other
+        **texts,
     }
 
 
@@ -58,11 +60,13 @@ def sampled(told: Told, request: GenerationRequest, vocabulary: int) -> Answer:
         raise UnusableAnswer(f"an id is outside the vocabulary of {vocabulary}")
     stops = np.flatnonzero(np.isin(ids, sampling.stop_token_ids))
     is_full, is_stopped = len(ids) == sampling.max_tokens, stops.tolist() == [len(ids) - 1]
-    if not (reason == "stop" and is_stopped) and not (
+    # Not looked for in the answer: after a prompt that ends inside a character, vLLM may also find it across the two.
+    is_at_text = bool(sampling.stop_texts) and reason == "stop" and not len(stops)
+    if not (reason == "stop" and (is_stopped or is_at_text)) and not (
         reason == "length" and is_full and (is_stopped or not len(stops))
     ):
         raise UnusableAnswer(f"it says that it ended by {reason!r}, and its {len(ids)} ids do not")
-    ends: FinishReason = "stop" if is_stopped else "length"
+    ends: FinishReason = "stop" if is_stopped or is_at_text else "length"
     return Answer(ids.astype(np.int32), _logprobs(told, ids), ends)
 
 

@@ -1,4 +1,4 @@
-"""The two APIs of vLLM's server that take and give token ids: the token API, which never makes text, and the
+"""The two APIs of vLLM's server that take and give token ids: the token API, which need not make text, and the
 completions API of servers that have no other.
 
 Here is only how they write things; what is believed of them, ``answers`` says.
@@ -61,12 +61,14 @@ class Dialect(ABC):
 
 
 class TokenApi(Dialect):
-    """``/inference/v1/generate``: nothing is made of text, which takes a third of the server's time."""
+    """``/inference/v1/generate``: no text is made, which takes a third of the server's time, unless one is to end the
+    answer."""
 
     path = "/inference/v1/generate"
 
     def body(self, prompt: list[int], sampling: dict[str, Any]) -> dict[str, Any]:
-        return {"token_ids": prompt, "return_token_ids": True, "sampling_params": sampling | {"detokenize": False}}
+        as_text = {"detokenize": "stop" in sampling}
+        return {"token_ids": prompt, "return_token_ids": True, "sampling_params": sampling | as_text}
 
     def _told(self, whole: dict[str, Any], choice: dict[str, Any]) -> Told:
         content = (choice.get("logprobs") or {}).get("content")

@@ -47,6 +47,15 @@ def uses_a_tool(task, config):
     return {"reason": answer.stop_reason, "blocks": [block.type for block in answer.content]}
 
 
+def stops_at_a_text(task, config):
+    client = Anthropic(base_url=config.base_url, api_key=config.api_key)
+    asked = {"model": config.model, "max_tokens": 50, "messages": first(task), "stop_sequences": ["</answer>"]}
+    whole = client.messages.create(**asked)
+    with client.messages.stream(**asked) as stream:
+        streamed = stream.get_final_message()
+    return {"told": [[one.content[0].text, one.stop_reason, one.stop_sequence] for one in (whole, streamed)]}
+
+
 def wrong_calls(task, config):
     client = Anthropic(base_url=config.base_url, api_key=config.api_key, max_retries=0)
     told = []
@@ -61,6 +70,8 @@ def wrong_calls(task, config):
     refused(messages=[{"role": "robot", "content": "x"}])
     refused(messages=[{"role": "user", "content": [{"type": "image", "source": {}}]}])
     refused(messages=[{"role": "user", "content": "word " * 2000}])
+    refused(stop_sequences=[3])
+    refused(tools=[ADD], tool_choice={"type": "any"})
     client.api_key = "another's"
     refused()
     return {"told": told}

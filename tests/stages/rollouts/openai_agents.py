@@ -79,6 +79,21 @@ def several_at_once(task, config):
     return {"texts": [choice.message.content for choice in answer.choices], "logprobs": told}
 
 
+def stops_at_a_text(task, config):
+    """Whole and as a stream; then the conversation goes on from the streamed answer."""
+    client = OpenAI(base_url=config.base_url, api_key=config.api_key)
+    asked = {"model": config.model, "messages": first(task)}
+    whole = client.chat.completions.create(**asked, stop=["\nObservation:", "nothing"]).choices[0]
+    stream = list(client.chat.completions.create(**asked, stop="\nObservation:", stream=True))
+    streamed = "".join(chunk.choices[0].delta.content or "" for chunk in stream)
+    messages = [*first(task), {"role": "assistant", "content": streamed}, {"role": "user", "content": "19"}]
+    client.chat.completions.create(model=config.model, messages=messages)
+    return {
+        "told": [whole.message.content, streamed],
+        "reasons": [whole.finish_reason, stream[-1].choices[0].finish_reason],
+    }
+
+
 def by_header(task, config):
     client = OpenAI(base_url=config.base_url, api_key=config.api_key, default_headers={"X-Rollmill-Role": "critic"})
     client.chat.completions.create(model=config.model, messages=first(task))
@@ -101,7 +116,11 @@ def wrong_calls(task, config):
     refused(messages=[{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "http://x"}}]}])
     refused(messages=[{"role": "user", "content": "word " * 2000}])
     refused(n=0)
-    refused(stop=["Observation:"])
+    refused(stop=["Observation:", ""])
+    refused(logprobs=True, top_logprobs=3)
+    refused(tools=[ADD], tool_choice="required")
+    refused(tools=[ADD], tool_choice={"type": "function", "function": {"name": "add"}})
+    refused(seed="x")
     client.api_key = "another's"
     refused()
     client.api_key = config.api_key

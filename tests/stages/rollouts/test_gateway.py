@@ -94,6 +94,21 @@ def test_tool_calls_and_reasoning_are_taken_out_and_the_next_prompt_holds_what_w
     assert (result["role"], result["content"], result["tool_call_id"]) == ("tool", "5", call["id"])
 
 
+def test_an_answer_ends_before_a_stop_text_and_is_continued_from_all_that_was_sampled(memory_store, policy):
+    shelf = (memory_store, stored_tasks(memory_store, 1), stored_policy(memory_store, policy))
+    engine = scripted(policy, "I add.\nObservation: 3, so it is 3")
+    episodes, steps = made(shelf, "stops_at_a_text", engine=engine, sampling={"max_tokens": 60})
+    (told,) = returned(episodes)
+    assert told == {"told": ["I add."] * 2, "reasons": ["stop"] * 2}
+    _, second, third = steps.sort("step_index").iter_rows(named=True)
+    template = chat_template_in(policy.folder)
+    assert second["response"] == "I add."
+    assert template.decode(np.array(second["response_ids"])).startswith("I add.\nObservation:")
+    assert len(second["response_ids"]) < len(engine["replies"][0])
+    (_, _), (prompt, sampled), (following, _) = whole_sequences(steps)
+    assert following[: third["prefix_length"]] == [*prompt, *sampled]
+
+
 def test_concurrent_calls_belong_to_the_role_that_made_them(shelf):
     episodes, steps = made(shelf, "several_at_once")
     for told, episode_id in zip(returned(episodes), episodes["episode_id"], strict=True):
@@ -129,6 +144,10 @@ def test_refusals_are_in_the_apis_own_form_and_no_steps(shelf):
             ("BadRequestError", 400),
             ("BadRequestError", 400),
             ("BadRequestError", 400),
+            ("BadRequestError", 400),
+            ("BadRequestError", 400),
+            ("BadRequestError", 400),
+            ("BadRequestError", 400),
             ("AuthenticationError", 401),
         ]
         said = [message for _, _, message in told]
@@ -136,6 +155,9 @@ def test_refusals_are_in_the_apis_own_form_and_no_steps(shelf):
         assert "messages[0]" in said[2]
         assert "parts of type text only" in said[3]
         assert "the policy's context of 256 leaves no room" in said[4]
+        assert "stop must be a text" in said[6]
+        assert "only the logprob of the token that was sampled" in said[7]
+        assert "the policy decides whether it calls a tool" in said[8] == said[9]
 
 
 def test_hostile_requests_are_refused_in_the_apis_own_form(shelf):

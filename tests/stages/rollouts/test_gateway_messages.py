@@ -58,12 +58,22 @@ def test_tool_calls_and_their_results_go_there_and_back(memory_store, tmp_path):
     assert (result["role"], result["content"], result["tool_call_id"]) == ("tool", "5", call["id"])
 
 
+def test_an_answer_names_the_stop_text_before_which_it_ends(memory_store, policy):
+    shelf = (memory_store, stored_tasks(memory_store, 1), stored_policy(memory_store, policy))
+    engine = scripted(policy, "so it is 19</answer> or not")
+    (told,), _, steps = made(shelf, "stops_at_a_text", engine=engine, sampling={"max_tokens": 60})
+    assert told["told"] == [["so it is 19", "stop_sequence", "</answer>"]] * 2
+    assert steps["response"].to_list() == ["so it is 19"] * 2
+
+
 def test_refusals_are_in_the_apis_own_form_and_no_steps(shelf):
     returned, _, steps = made(shelf, "wrong_calls")
     assert len(steps) == 0
     for told in (one["told"] for one in returned):
         assert [(name, status) for name, status, _ in told] == [
             ("NotFoundError", 404),
+            ("BadRequestError", 400),
+            ("BadRequestError", 400),
             ("BadRequestError", 400),
             ("BadRequestError", 400),
             ("BadRequestError", 400),

@@ -64,6 +64,24 @@ def test_an_answer_that_stops_at_its_last_token_has_stopped_whichever_limit_the_
     assert read(dialect, answer(dialect, [11, 12, 13, 2], "length")).finish_reason == "stop"
 
 
+@of_both
+def test_an_answer_may_end_at_a_text_where_one_was_given(dialect):
+    request = replace(REQUEST, sampling=replace(SAMPLING, stop_texts=("x", "yz")))
+    found = sampled(dialect.read(answer(dialect, [11, 12], "stop")), request, VOCABULARY)
+    assert (found.response_ids.tolist(), found.finish_reason) == ([11, 12], "stop")
+    for ids, reason in (([11, 12], "length"), ([2, 12], "stop"), ([11, 12], "abort")):
+        with pytest.raises(UnusableAnswer):
+            sampled(dialect.read(answer(dialect, ids, reason)), request, VOCABULARY)
+    body = dialect.body([5, 6, 7], sampling_of(request))
+    asked = body.get("sampling_params", body)
+    assert (asked["stop"], asked["include_stop_str_in_output"], asked.get("detokenize", True)) == (
+        ["x", "yz"],
+        True,
+        True,
+    )
+    assert "stop" not in sampling_of(REQUEST)
+
+
 @pytest.mark.parametrize(
     ("ids", "reason"),
     [

@@ -24,6 +24,7 @@ from stages.policy.trainer.model import load_model
 from stages.rollouts.chat_template import chat_template_in
 from stages.rollouts.engines import close_engines
 from stages.rollouts.engines.base import EngineFault, GenerationRequest, SamplingParams
+from stages.rollouts.engines.stopping import n_until_stop
 from stages.rollouts.engines.vllm import VllmEngine
 from stages.rollouts.workers.command import slots, vllm_python
 from stages.rollouts.workers.local import LocalWorker
@@ -135,6 +136,21 @@ def test_ten_thousand_stored_logprobs_are_those_of_the_trainer(live, policy, tem
     apart = difference(policy, requests, generations)
     assert len(apart) > 10_000
     assert apart.max() < 1e-4
+
+
+def test_an_answer_ends_with_the_token_that_completes_a_stop_text(live, policy):
+    text_of, stops = chat_template_in(policy.folder).decode, ("e", "12", "7#", "\n")
+    plain = replace(PLAIN, max_tokens=60)
+    asked = [np.array([*prompt, 70], dtype=np.int32) for prompt in prompts(12)]  # none ends inside a character
+    requests = [GenerationRequest(prompt, plain, seed=n, text_of=text_of) for n, prompt in enumerate(asked)]
+    with live.serving(policy):
+        whole = ask(live, requests)
+        stopped = ask(live, [replace(one, sampling=replace(plain, stop_texts=stops)) for one in requests])
+    ends = [n_until_stop(generation.response_ids, stops, text_of) for generation in whole]
+    assert ids_of(stopped) == [ids[:n] for ids, n in zip(ids_of(whole), ends, strict=True)]
+    assert sum(n is not None for n in ends) > 3
+    assert {one.finish_reason for one, n in zip(stopped, ends, strict=True) if n is not None} == {"stop"}
+    assert difference(policy, requests, stopped).max() < 1e-4
 
 
 def test_greedy_is_what_transformers_generates(live, policy):
