@@ -9,7 +9,7 @@ TORCH  ?= torch==2.13.0
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip install --quiet
 
-.PHONY: help install demo vllm test test-vllm test-quick lint types bench clean
+.PHONY: help install demo vllm test test-failed test-vllm test-quick lint types bench clean
 .DEFAULT_GOAL := help
 
 help:  ## what there is to make
@@ -24,6 +24,9 @@ vllm: $(VLLM_VENV)/.installed  ## .venv-vllm with vLLM in it, which the engine `
 
 test: $(VENV)/.installed-dev $(VLLM_VENV)/.installed  ## all tests, those with a real model and real vLLM workers too
 	$(BIN)/python -m pytest
+
+test-failed: $(VENV)/.installed-dev $(VLLM_VENV)/.installed  ## those that failed the last time
+	$(BIN)/python -m pytest --last-failed --last-failed-no-failures none
 
 test-vllm: $(VENV)/.installed-dev $(VLLM_VENV)/.installed  ## the tests that start real vLLM workers
 	$(BIN)/python -m pytest -m vllm

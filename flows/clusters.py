@@ -5,11 +5,14 @@ import concurrent.futures
 import logging
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from typing import Any, cast
 
 from prefect import Task
@@ -21,6 +24,7 @@ from schemas.runner import RunnerConfig
 
 Futures = Mapping[str, PrefectFuture[Any]]
 """Of tasks, by name."""
+_RAY_GUARD = Path(__file__).with_name("ray_guard.py")
 _GREETING_S = 20.0
 """For a cluster to say who it is."""
 
@@ -97,11 +101,18 @@ class RayCluster(Cluster):
         runner = RayTaskRunner(address=config.address, init_kwargs=quiet if config.address else quiet | own)
         super().__init__(runner, (ray.exceptions.RayError,))
         self._ray = ray
+        self._guard = None if config.address else _guard()
 
     def wait(self, futures: Futures, timeout_s: float) -> set[str]:
         names = _wrapped(futures)
         ended, _ = self._ray.wait(list(names), timeout=timeout_s)
         return {names[future] for future in ended}
+
+    def close(self) -> None:
+        super().close()
+        if self._guard is not None:
+            self._guard.communicate()  # closes its pipe
+            self._guard = None
 
 
 class DaskCluster(Cluster):
@@ -141,6 +152,15 @@ class DaskCluster(Cluster):
 def _wrapped(futures: Futures) -> dict[Any, str]:
     """Names by what the cluster itself knows the tasks by."""
     return {cast("PrefectWrappedFuture[Any, Any]", future).wrapped_future: name for name, future in futures.items()}
+
+
+def _guard() -> "subprocess.Popen[bytes]":
+    """What ends a cluster that outlives this process."""
+    return subprocess.Popen(
+        [sys.executable, "-I", "-S", str(_RAY_GUARD), str(os.getpid())],
+        stdin=subprocess.PIPE,
+        start_new_session=True,  # an interrupt from the keyboard is this process's to handle
+    )
 
 
 def _greet(address: str) -> None:

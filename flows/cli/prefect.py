@@ -4,6 +4,7 @@ Where no server is configured, Prefect would start one as a child process: three
 outlives a command that is killed. A thread dies with its process.
 """
 
+import logging
 import os
 import socket
 import threading
@@ -60,5 +61,7 @@ def _server() -> Iterator[str]:
         finally:
             EventsWorker.drain_all(timeout=5)
             time.sleep(0.5)  # the server records how the last tasks ended, and forgets at its end what it has not read
+            # A query that its end cuts short is told with a traceback, and harms nothing.
+            logging.getLogger("sqlalchemy.pool").setLevel(logging.CRITICAL)
             server.should_exit = True
             thread.join()

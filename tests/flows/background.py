@@ -10,6 +10,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from tests.flows.one_stage import MARK, processes_with
+from tests.stages.rollouts.processes import name_of
 
 
 class Background:
@@ -46,7 +47,7 @@ class Background:
         code = self.process.wait(timeout_s)
         end = time.monotonic() + 15
         while left := self.left():
-            assert time.monotonic() < end, f"processes {left} outlive it"
+            assert time.monotonic() < end, f"{[name_of(one) for one in left]} outlive it"
             time.sleep(0.05)
         return code
 

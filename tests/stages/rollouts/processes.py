@@ -15,6 +15,14 @@ def is_running(process_id: int) -> bool:
     return state != "Z"
 
 
+def name_of(process_id: int) -> str:
+    """The command that it runs; empty where it has ended."""
+    try:
+        return Path(f"/proc/{process_id}/cmdline").read_text().replace("\0", " ").strip()
+    except (FileNotFoundError, ProcessLookupError):
+        return ""
+
+
 def descendants(root: int) -> list[int]:
     """All living descendants of a process."""
     found, wave = [], [root]
