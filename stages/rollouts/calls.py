@@ -12,8 +12,10 @@ from stages.rollouts.sdk import Messages
 class ModelCall:
     """What the policy is asked."""
 
-    messages: Messages
+    messages: Messages = field(default_factory=list)
     """All messages so far, as in the chat API."""
+    prompt: str | np.ndarray | None = None
+    """Text or ids (int32) that the policy continues as they are, instead of messages."""
     tools: list[dict[str, Any]] | None = None
     """Functions that the policy may call, as in the chat API. None: none."""
     temperature: float | None = None

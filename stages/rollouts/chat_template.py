@@ -35,8 +35,10 @@ class TemplateRefused(RollmillError):
 class ChatTemplate:
     """Renders, encodes and decodes for one policy. Build with ``chat_template_in``."""
 
-    def __init__(self, tokenizer: Any, end_ids: set[int]):
+    def __init__(self, tokenizer: Any, end_ids: set[int], n_ids: int | None = None):
         self._tokenizer = tokenizer
+        self.n_ids = len(tokenizer) if n_ids is None else n_ids
+        """Ids of the policy are smaller than this."""
         self._turn = threading.Lock()
         if tokenizer.eos_token_id is not None:
             end_ids = end_ids | {tokenizer.eos_token_id}
@@ -73,6 +75,13 @@ class ChatTemplate:
         with self._turn:
             return np.asarray(self._tokenizer.encode(text, add_special_tokens=False), dtype=np.int32)
 
+    def encode_whole(self, text: str) -> np.ndarray:
+        """The ids of a prompt that no template has rendered, with what the tokenizer puts before every text."""
+        begin = self._tokenizer.bos_token
+        with self._turn:
+            is_begun = bool(begin) and text.startswith(begin)
+            return np.asarray(self._tokenizer.encode(text, add_special_tokens=not is_begun), dtype=np.int32)
+
     def encode_after(self, token_id: int | None, text: str) -> np.ndarray:
         """The ids of text that follows a special token (the usual end of an answer where None is given)."""
         anchor = self._anchor if token_id is None else self.token_text(token_id)
@@ -86,10 +95,20 @@ class ChatTemplate:
         text: str = self._tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
         return text
 
+    def decode_after(self, before: np.ndarray, ids: np.ndarray) -> str:
+        """The text of sampled ids that go on with a text, whose last ids are ``before``: with the space between."""
+        begin = self.decode(before)
+        text = self.decode(np.concatenate([before, ids]))
+        return text[len(begin) :] if text.startswith(begin) else self.decode(ids)
+
+    def decode_whole(self, ids: np.ndarray) -> str:
+        """The text of ids, special tokens included."""
+        text: str = self._tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        return text
+
     def token_text(self, token_id: int) -> str:
         """How a token is written in rendered text."""
-        text: str = self._tokenizer.decode([token_id], skip_special_tokens=False, clean_up_tokenization_spaces=False)
-        return text
+        return self.decode_whole(np.array([token_id]))
 
     def token_id(self, text: str) -> int:
         """The id of a text that is one token.
@@ -152,7 +171,7 @@ def _loaded(path: Path) -> ChatTemplate:
     vocabulary = {**config, **config.get("text_config", {})}.get("vocab_size")
     if isinstance(vocabulary, int) and len(tokenizer) > vocabulary:
         raise InputError(f"the policy's tokenizer has {len(tokenizer)} ids, and its model only {vocabulary}")
-    return ChatTemplate(tokenizer, end_token_ids(path))
+    return ChatTemplate(tokenizer, end_token_ids(path), vocabulary if isinstance(vocabulary, int) else None)
 
 
 def _in_order(value: Any) -> str:

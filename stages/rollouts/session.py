@@ -8,6 +8,7 @@ answer differently from what was sampled, a new sequence starts. Nothing sampled
 import hashlib
 import json
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,14 +18,22 @@ from schemas.errors import RollmillError
 from stages.rollouts.calls import ModelAnswer, ModelCall, ToolCall
 from stages.rollouts.chat_template import ChatTemplate, text_of
 from stages.rollouts.engines.base import Engine, EngineFault, Generation, GenerationRequest, SamplingParams
-from stages.rollouts.engines.stopping import found_in
+from stages.rollouts.engines.stopping import TextOf, found_in
 from stages.rollouts.formats import Parsed, parsed
 from stages.rollouts.sdk import MaxTurnsReached, Messages, Reply
 from stages.rollouts.sequence import TokenSequence, common_prefix
+from stages.rollouts.written import Written, continued
+
+_TAIL = 8
+"""Ids of a prompt that has no template, after which its answer is decoded."""
 
 
 class ContextExceeded(RollmillError):
     """A prompt leaves no room for an answer."""
+
+
+class PromptRefused(RollmillError):
+    """A prompt has ids that the policy does not know."""
 
 
 @dataclass(frozen=True)
@@ -60,12 +69,12 @@ class _Turn:
     messages: Messages
     new_messages: Messages
     prompt: TokenSequence
-    text: str
+    text: str = ""
     """The rendered prompt."""
-    key: bytes
+    key: bytes = b""
     """Of ``messages``; see ``_key_after``."""
-    seed: int
-    sampling: SamplingParams
+    seed: int = 0
+    sampling: SamplingParams = field(default_factory=SamplingParams)
     generation: Generation | None = None
     """None: not answered."""
     sequence: TokenSequence = field(default_factory=TokenSequence)
@@ -116,6 +125,8 @@ class Session:
         """Calls, those that were given up included."""
         self._answered: dict[bytes, _Turn] = {}
         """By the hash of a call's messages with its answer."""
+        self._written: dict[Written, _Turn] = {}
+        """Those whose prompts were texts without a template."""
 
     async def chat(self, messages: Messages) -> Reply:
         """Asks the policy for the next message, and gives the answer as it was decoded.
@@ -135,7 +146,10 @@ class Session:
         turn, generation = await self._asked(call)
         until, stop_text = found_in(turn.raw, call.stop) or (None, None)
         names = frozenset(tool["function"]["name"] for tool in call.tools or [])
-        turn.told = parsed(turn.raw[:until], self._template.source, names)
+        if call.prompt is None:
+            turn.told = parsed(turn.raw[:until], self._template.source, names)
+        else:
+            turn.told = Parsed(turn.raw[:until], None, ())
         turn.tool_calls = tuple(
             ToolCall(self._call_id(turn, place), name, arguments)
             for place, (name, arguments) in enumerate(turn.told.calls)
@@ -150,7 +164,8 @@ class Session:
             response_ids=generation.response_ids,
             logprobs=generation.logprobs,
         )
-        self._remember(turn, answer.message)
+        if call.prompt is None:
+            self._remember(turn, answer.message)
         return answer
 
     async def _asked(self, call: ModelCall) -> tuple[_Turn, Generation]:
@@ -159,11 +174,18 @@ class Session:
         turn = self._next_turn(call)
         self._turns.append(turn)
         self._n_asked += 1
-        text_of = self._template.decode if call.stop else None
-        request = GenerationRequest(turn.prompt.ids, turn.sampling, turn.seed, session=self._uid, text_of=text_of)
+        text_of = self._template.decode
+        if call.prompt is not None:
+            text_of = partial(self._template.decode_after, turn.prompt.ids[-_TAIL:])
+        request = GenerationRequest(
+            turn.prompt.ids, turn.sampling, turn.seed, session=self._uid, text_of=text_of if call.stop else None
+        )
         try:
             generation = await self._engine.generate(request)
-            self._answer(turn, generation)
+            self._answer(turn, generation, text_of)
+            if isinstance(call.prompt, str):
+                said = Written(call.prompt, turn.prompt, turn.sequence, turn.raw, text_of, turn.stop_id)
+                self._written[said] = turn
         except BaseException:  # a call that nobody waited for counts for nothing
             self._turns.remove(turn)
             raise
@@ -204,6 +226,32 @@ class Session:
         return found
 
     def _next_turn(self, call: ModelCall) -> _Turn:
+        turn = self._next_in_chat(call) if call.prompt is None else self._next_written(call.prompt)
+        room = self._engine.context_length - len(turn.prompt)
+        if room < 1:
+            raise ContextExceeded(
+                f"the prompt has {len(turn.prompt)} tokens, and the policy's context of {self._engine.context_length} "
+                "leaves no room for an answer"
+            )
+        turn.seed, turn.sampling = self._seed_of(call), self._sampling_of(call, room)
+        return turn
+
+    def _next_written(self, given: str | np.ndarray) -> _Turn:
+        """Of a prompt that no template renders; recorded as what a user has said."""
+        if not isinstance(given, str):
+            if not 0 <= given.min() <= given.max() < self._template.n_ids:
+                raise PromptRefused(f"the prompt has ids that are not below {self._template.n_ids}")
+            messages = _as_said(self._template.decode_whole(given))
+            return _Turn(None, messages, messages, TokenSequence().extended(given))
+        messages = _as_said(given)
+        known = continued(given, self._written, self._template)
+        if known is None:
+            return _Turn(None, messages, messages, TokenSequence().extended(self._template.encode_whole(given)))
+        if known.whole is None:
+            return _Turn(None, messages, messages, known.ids)
+        return _Turn(self._written[known.whole], messages, _as_said(known.added) if known.added else [], known.ids)
+
+    def _next_in_chat(self, call: ModelCall) -> _Turn:
         messages = call.messages
         parent, new_messages, prompt = None, messages, None
         keys = _prefix_keys(messages)
@@ -219,22 +267,7 @@ class Session:
                 prompt = self._continued(parent, text)
             if prompt is None:
                 parent, new_messages, prompt = None, messages, TokenSequence().extended(self._template.encode(text))
-        room = self._engine.context_length - len(prompt)
-        if room < 1:
-            raise ContextExceeded(
-                f"the prompt has {len(prompt)} tokens, and the policy's context of {self._engine.context_length} "
-                "leaves no room for an answer"
-            )
-        return _Turn(
-            parent=parent,
-            messages=messages,
-            new_messages=new_messages,
-            prompt=prompt,
-            text=text,
-            key=keys[-1],
-            seed=self._seed_of(call),
-            sampling=self._sampling_of(call, room),
-        )
+        return _Turn(parent, messages, new_messages, prompt, text=text, key=keys[-1])
 
     def _continued(self, parent: _Turn, text: str) -> TokenSequence | None:
         """The parent's ids followed by those of the new text; None where the template has rewritten what was said."""
@@ -260,12 +293,12 @@ class Session:
             sampling = replace(sampling, **{name: wish for name, wish in wishes.items() if wish is not None})
         return replace(sampling, max_tokens=min(sampling.max_tokens, room), stop_texts=call.stop)
 
-    def _answer(self, turn: _Turn, generation: Generation) -> None:
+    def _answer(self, turn: _Turn, generation: Generation, text_of: TextOf) -> None:
         _check(generation, self._policy_id)
         turn.generation = generation
         turn.sequence = turn.prompt.extended(generation.response_ids)
         n = len(generation.response_ids) - (turn.stop_id is not None)
-        turn.raw = self._template.decode(generation.response_ids[:n])
+        turn.raw = text_of(generation.response_ids[:n])
         head = turn.text + turn.raw
         turn.head, turn.text = (len(head), _hash(head)), ""
 
@@ -282,6 +315,10 @@ def _as_sampled(messages: Messages, answers: dict[int, _Turn]) -> Messages:
     """
     changed = {n - 1: Reply.message_of(turn.raw) for n, turn in answers.items() if turn.told is not None}
     return [changed.get(place, message) for place, message in enumerate(messages)] if changed else messages
+
+
+def _as_said(text: str) -> Messages:
+    return [{"role": "user", "content": text}]
 
 
 def _reason(tool_calls: tuple[ToolCall, ...], generation: Generation) -> str:

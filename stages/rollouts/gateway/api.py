@@ -7,6 +7,8 @@ from typing import Any
 
 from stages.rollouts.calls import ModelAnswer, ModelCall
 
+MOST_CHOICES = 128
+"""Answers to one request."""
 _MOST_STOPS = 64
 _LONGEST_STOP = 1000
 
@@ -34,6 +36,8 @@ class Asked:
 
     call: ModelCall
     n: int = 1
+    more: tuple[ModelCall, ...] = ()
+    """Further prompts of the same request, each to be answered ``n`` times, too."""
     is_streamed: bool = False
     with_usage: bool = False
     """At the end of a stream."""
@@ -101,6 +105,19 @@ def whole_in(body: dict[str, Any], name: str) -> int | None:
     if value is not None and not is_whole(value):
         raise ApiError(400, f"{name} must be a whole number", param=name)
     return value
+
+
+def n_in(body: dict[str, Any]) -> int:
+    """How many answers are wanted.
+
+    Raises:
+        ApiError: none, or too many.
+    """
+    n = body.get("n")
+    n = 1 if n is None else n
+    if not is_whole(n) or not 1 <= n <= MOST_CHOICES:
+        raise ApiError(400, f"n must be a whole number from 1 to {MOST_CHOICES}", param="n")
+    return int(n)
 
 
 def stops_in(body: dict[str, Any], name: str) -> tuple[str, ...]:

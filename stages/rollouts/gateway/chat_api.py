@@ -12,7 +12,7 @@ from stages.rollouts.gateway.api import (
     Asked,
     Told,
     count_of,
-    is_whole,
+    n_in,
     number_in,
     refuse_forced_tools,
     refuse_other_logprobs,
@@ -21,7 +21,6 @@ from stages.rollouts.gateway.api import (
 )
 
 _ROLES = ("system", "developer", "user", "assistant", "tool")
-_MOST_CHOICES = 128
 
 
 class ChatApi(Api):
@@ -50,10 +49,6 @@ def _asked(body: dict[str, Any]) -> Asked:
         raise ApiError(400, "messages must be a list of one message or more", param="messages")
     for place, message in enumerate(messages):
         _check_message(message, f"messages[{place}]")
-    n = body.get("n")
-    n = 1 if n is None else n
-    if not is_whole(n) or not 1 <= n <= _MOST_CHOICES:
-        raise ApiError(400, f"n must be a whole number from 1 to {_MOST_CHOICES}", param="n")
     refuse_other_logprobs(body)
     if (body.get("response_format") or {"type": "text"}).get("type") != "text":
         raise ApiError(
@@ -73,7 +68,7 @@ def _asked(body: dict[str, Any]) -> Asked:
     options = body.get("stream_options") or {}
     return Asked(
         call=call,
-        n=n,
+        n=n_in(body),
         is_streamed=bool(body.get("stream")),
         with_usage=bool(options.get("include_usage")),
         with_logprobs=bool(body.get("logprobs")),

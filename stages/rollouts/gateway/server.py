@@ -23,6 +23,7 @@ from stages.rollouts.chat_template import TemplateRefused
 from stages.rollouts.engines.base import EngineFault
 from stages.rollouts.gateway.api import Api, ApiError, Asked, Told
 from stages.rollouts.gateway.chat_api import ChatApi
+from stages.rollouts.gateway.completions_api import CompletionsApi
 from stages.rollouts.gateway.messages_api import MessagesApi
 from stages.rollouts.gateway.responses_api import ResponsesApi
 from stages.rollouts.sdk import EpisodeClosed, MaxTurnsReached
@@ -32,7 +33,7 @@ MAX_BODY = 32 * 1024 * 1024
 """Bytes of a request at most."""
 _HALF_CHARACTER = re.compile(rb"\\u[dD][89a-fA-F]")
 """A surrogate that is written as an escape: with its other half it is a character, alone it cannot be encoded."""
-_CHAT, _RESPONSES, _MESSAGES = ChatApi(), ResponsesApi(), MessagesApi()
+_CHAT, _COMPLETIONS, _RESPONSES, _MESSAGES = ChatApi(), CompletionsApi(), ResponsesApi(), MessagesApi()
 _REFUSALS: dict[type[RollmillError], tuple[int, str]] = {
     MaxTurnsReached: (400, "max_turns"),
     ContextExceeded: (400, "context_length_exceeded"),
@@ -92,7 +93,7 @@ class Gateway:
         app.router.add_get("/health", self._health)
         for prefix in ("/sessions/{session}", "/sessions/{session}/roles/{role}"):
             app.router.add_get(f"{prefix}/v1/models", self._models)
-            for api in (_CHAT, _RESPONSES):
+            for api in (_CHAT, _COMPLETIONS, _RESPONSES):
                 app.router.add_post(f"{prefix}{api.path}", partial(self._serve, api))
             # Anthropic's client adds /v1 to its base URL itself, the chat API's has it in there.
             for address in (_MESSAGES.path, f"/v1{_MESSAGES.path}"):
@@ -170,7 +171,7 @@ class Gateway:
         task = asyncio.current_task()
         assert task is not None
         session.at_work.add(task)
-        choices = [replace(asked.call, choice=place) for place in range(asked.n)]
+        choices = [replace(call, choice=place) for call in (asked.call, *asked.more) for place in range(asked.n)]
         calls = [asyncio.ensure_future(session.calls.call(role, choice)) for choice in choices]
         try:
             return await asyncio.gather(*calls)
