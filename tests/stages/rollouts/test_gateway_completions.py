@@ -90,7 +90,7 @@ def test_what_is_wrong_with_a_request_is_said(shelf):
 @settings(max_examples=150, deadline=None)
 @given(
     first=st.lists(st.integers(0, 299), min_size=1, max_size=20),
-    share=st.floats(0, 1),
+    share=st.just(1.0) | st.floats(0, 1),
     added=st.sampled_from(["", " and", "12", "\n", "é"]),
     with_end=st.booleans(),
 )
