@@ -439,7 +439,7 @@ def test_no_process_and_no_port_outlives_a_pipeline_that_is_killed(python, polic
     assert eventually(lambda: any("EngineCore" in name_of(one) for one in descendants(pipeline.pid)), within_s=120)
     family = descendants(pipeline.pid)
     (server,) = [one for one in family if "--port" in name_of(one) and "guard.py" not in name_of(one)]
-    words = name_of(server).split("\0")
+    words = name_of(server).split()
     port = int(words[words.index("--port") + 1])
     pipeline.kill()
     pipeline.wait(30)
