@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import json
 import os
-import signal
 import tempfile
 from pathlib import Path
 from typing import Literal
@@ -16,10 +15,10 @@ from pydantic import Field
 from schemas.config import ConfigModel
 from schemas.records import Task
 from stages.rollouts.sdk import Agent, AgentConfig
+from stages.rollouts.workers.process import end_guarded, guarded, how_ended
 
 _MOST_BYTES = 1 << 20
 """Of an answer, or of what a program says on standard error."""
-_LOOK_S = 0.02
 _TOLD = 1000
 """Characters from the end of standard error that a message repeats."""
 
@@ -82,17 +81,14 @@ def _instruction(task: Task) -> str:
 
 async def _output(setting: CommandAgent, task: Task, environment: dict[str, str]) -> str:
     pipe, nothing = asyncio.subprocess.PIPE, asyncio.subprocess.DEVNULL
-    try:
-        process = await asyncio.create_subprocess_exec(
-            *setting.command,
-            stdin=pipe if setting.task == "stdin" else nothing,
-            stdout=pipe,
-            stderr=pipe,
-            env=environment,
-            start_new_session=True,
-        )
-    except OSError as error:
-        raise CommandFailed(f"{setting.command[0]} cannot be started: {error}") from None
+    process = await asyncio.create_subprocess_exec(
+        *guarded(setting.command, 0.0, has_pipe=False),
+        stdin=pipe if setting.task == "stdin" else nothing,
+        stdout=pipe,
+        stderr=pipe,
+        env=environment,
+        start_new_session=True,
+    )
     assert process.stdout is not None
     assert process.stderr is not None
     reading = asyncio.gather(_bounded(process.stdout), _bounded(process.stderr))
@@ -102,17 +98,17 @@ async def _output(setting: CommandAgent, task: Task, environment: dict[str, str]
                 process.stdin.write(_instruction(task).encode())
                 await process.stdin.drain()
             process.stdin.close()
-        # ``wait`` would also wait for the pipes, which what the program has started may hold open.
-        while process.returncode is None:
-            await asyncio.sleep(_LOOK_S)
-    finally:
         # Whatever it has started ends with it, and lets go of the pipes.
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(process.pid, signal.SIGKILL)
+        status = await process.wait()
+    except asyncio.CancelledError:
+        end_guarded(process)
+        await process.wait()
+        await reading
+        raise
     out, told = await reading
-    if (status := process.returncode) != 0:
+    if status != 0:
         last = told.strip()[-_TOLD:]
-        raise CommandFailed(f"{setting.command[0]} has ended with status {status}{f': {last}' if last else ''}")
+        raise CommandFailed(f"{setting.command[0]} {how_ended(status)}{f': {last}' if last else ''}")
     return out.strip()
 
 

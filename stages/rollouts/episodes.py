@@ -129,7 +129,8 @@ def run_attempts(
     finally:
         left = asyncio.all_tasks(loop)
         for task in left:
-            task.cancel()
+            if not task.cancelling():  # else it is at work on its end
+                task.cancel()
         if left:
             loop.run_until_complete(asyncio.wait(left, timeout=_STRAGGLERS_S))
         loop.run_until_complete(loop.shutdown_asyncgens())

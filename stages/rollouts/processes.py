@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import json
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -14,6 +13,7 @@ from typing import Any
 from schemas.errors import RollmillError
 from schemas.records import Episode, Task, Trajectory
 from stages.rollouts.sdk import AgentConfig, ModelCalls
+from stages.rollouts.workers.process import end_guarded, guarded, how_ended
 
 _MOST_BYTES = 64 << 20
 """Of one message."""
@@ -75,7 +75,7 @@ class _Process:
         with there:
             # What agents print is shown to nobody: it may hold the keys that they were given.
             process = subprocess.Popen(
-                [sys.executable, "-m", "stages.rollouts.child", str(there.fileno())],
+                guarded([sys.executable, "-m", "stages.rollouts.child", str(there.fileno())], 0.0, has_pipe=False),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
@@ -104,7 +104,7 @@ class _Process:
             for answer in list(answering):
                 answer.cancel()
         self.end()
-        raise ProcessDied(f"the agent's process has ended with status {self._process.returncode}")
+        raise ProcessDied(f"the agent's process {how_ended(self._process.returncode)}")
 
     async def _answer(self, message: dict[str, Any], calls: ModelCalls) -> None:
         answer: dict[str, Any] = {"number": message["number"]}
@@ -126,8 +126,7 @@ class _Process:
 
     def end(self) -> None:
         """Kills it and all that it has started."""
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self._process.pid, signal.SIGKILL)
+        end_guarded(self._process)
         self._process.wait()
         self._writer.close()
 

@@ -5,15 +5,22 @@ Light on purpose: importing it needs neither torch nor transformers. The names f
 
 import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from functools import update_wrapper
+from types import MappingProxyType
 from typing import Any, overload
 
 from schemas.errors import RollmillError
 from schemas.records import Task
 
 Messages = list[dict[str, Any]]
+ROLE_HEADER = "X-Rollmill-Role"
+"""Of a request over HTTP: the trajectory to which it belongs, whatever its address says."""
+_BLOCKS: ContextVar[Mapping[tuple[str, str], str]] = ContextVar("rollmill_roles", default=MappingProxyType({}))
+"""The role of the ``as_role`` block that runs now, by episode and by the role outside of it."""
 
 
 class MaxTurnsReached(RollmillError):
@@ -87,12 +94,23 @@ class AgentConfig:
     def base_url(self) -> str:
         """For clients of the chat API, such as ``OpenAI(base_url=config.base_url, api_key=config.api_key)``: calls made
         there are recorded as this trajectory's."""
-        return self.calls.base_url(self.role)
+        return self.calls.base_url(self.current_role)
 
     @property
     def api_key(self) -> str:
         """Opens this episode's ``base_url`` and no other's."""
         return self.calls.api_key
+
+    @property
+    def current_role(self) -> str:
+        """The trajectory of a call that is made now: ``role``, or that of the ``as_role`` block around it."""
+        return _BLOCKS.get().get((self.session_uid, self.role), self.role)
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """What makes a request the current role's, whatever base URL its client was made with:
+        ``client.chat.completions.create(…, extra_headers=config.headers)``."""
+        return {ROLE_HEADER: self.current_role}
 
     async def chat(self, messages: Messages) -> Reply:
         """Asks the policy for the next message; for ``async`` agents.
@@ -101,17 +119,31 @@ class AgentConfig:
             messages: all messages so far, as in the chat API. Where they extend an earlier call of this trajectory and
                 its answer, the policy continues from the exact tokens that it sampled.
         """
-        return await self.calls.chat(self.role, messages)
+        return await self.calls.chat(self.current_role, messages)
 
     def chat_sync(self, messages: Messages) -> Reply:
         """Asks the policy for the next message; for agents that are plain functions."""
-        return self.calls.chat_sync(self.role, messages)
+        return self.calls.chat_sync(self.current_role, messages)
 
     def for_role(self, role: str) -> "AgentConfig":
         """The same episode under another trajectory name, with a conversation and a reward of its own."""
         if not isinstance(role, str) or not 1 <= len(role) <= 128:
             raise ValueError(f"a role is a name of 1 to 128 characters, not {role!r}")
         return replace(self, role=role)
+
+    @contextmanager
+    def as_role(self, role: str) -> Iterator["AgentConfig"]:
+        """Inside the block, calls through this object (``chat``, ``chat_sync``, and clients that are given its
+        ``headers`` or ``base_url`` there) belong to another trajectory.
+
+        Tasks of asyncio that are started inside belong to it, too; threads do not: give them ``for_role``.
+        """
+        other = self.for_role(role)
+        token = _BLOCKS.set({**_BLOCKS.get(), (self.session_uid, self.role): role})
+        try:
+            yield other
+        finally:
+            _BLOCKS.reset(token)
 
 
 AgentFunction = Callable[[Task, AgentConfig], Any]

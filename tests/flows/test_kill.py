@@ -5,9 +5,11 @@ import secrets
 import shutil
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import polars as pl
@@ -113,6 +115,23 @@ def test_a_stage_killed_anywhere_is_finished_by_the_same_command(finished, train
     assert verify(store, made) > 0
     assert set(contents(Path(store.url))) - set(after) == set()
     assert not [path for path in contents(Path(store.url)) if ".tmp-" in path], "garbage is left"
+
+
+@pytest.mark.parametrize("kind", ["a program", "a process"])
+def test_agents_end_with_a_killed_stage_and_so_does_everything_that_they_have_started(trained_copy, tmp_path, kind):
+    flag, mark = str(tmp_path / "flag"), secrets.token_hex(8)
+    agents = Path("tests/stages/rollouts").resolve()
+    agent: dict[str, Any] = {"agent": {"command": [sys.executable, str(agents / "program.py"), "waits", flag]}}
+    if kind == "a process":
+        agent = {"agent": f"{agents / 'given_agents.py'}:one_ends_and_others_hang", "agent_config": {"file": flag}}
+    work = StageWork(
+        "rollouts",
+        {"tasks": "tiny:tasks", "policy": "tiny:policy"},
+        {"engine": {"type": "scripted"}, **agent},
+        {"agents": "processes", "shard_tasks": 100},
+    )
+    assert run_in_a_process(trained_copy.url, work, "in the work", mark) == -signal.SIGKILL
+    await_end_of(mark)
 
 
 def assert_the_same(name: str, store: Store, made: Manifest, other_store: Store, other: Manifest) -> None:

@@ -26,7 +26,7 @@ from stages.rollouts.gateway.chat_api import ChatApi
 from stages.rollouts.gateway.completions_api import CompletionsApi
 from stages.rollouts.gateway.messages_api import MessagesApi
 from stages.rollouts.gateway.responses_api import ResponsesApi
-from stages.rollouts.sdk import EpisodeClosed, MaxTurnsReached
+from stages.rollouts.sdk import ROLE_HEADER, EpisodeClosed, MaxTurnsReached
 from stages.rollouts.session import ContextExceeded
 
 MAX_BODY = 32 * 1024 * 1024
@@ -187,7 +187,7 @@ class Gateway:
         if session is None or not hmac.compare_digest(given.encode(errors="replace"), session.api_key.encode()):
             raise ApiError(401, "no session of this name is open with this key", code="invalid_api_key")
         role = unquote(request.match_info["role"]) if "role" in request.match_info else session.role
-        role = request.headers.get("X-Rollmill-Role", role)
+        role = request.headers.get(ROLE_HEADER, role)
         if not 1 <= len(role) <= 128:
             raise ApiError(400, "a role is a name of 1 to 128 characters", param="role")
         return session, role

@@ -3,7 +3,10 @@
 A program of its own (standard library only): it outlives a pipeline that was killed, just long enough
 to clean up after it. Nothing else may import it.
 
-    guard.py PARENT_ID GRACE_S COMMAND …      standard input: a pipe that the parent holds open
+    guard.py pipe PARENT_ID GRACE_S COMMAND …      standard input: a pipe that the parent holds open
+    guard.py pass PARENT_ID GRACE_S COMMAND …      standard input, and other open files, are the command's
+
+It ends as the command does; with 128 and the signal's number where that was ended by a signal.
 """
 
 import contextlib
@@ -20,18 +23,44 @@ _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 
 
 def main() -> int:
-    parent_id, grace_s, command = int(sys.argv[1]), float(sys.argv[2]), sys.argv[3:]
+    has_pipe, parent_id, grace_s, command = sys.argv[1] == "pipe", int(sys.argv[2]), float(sys.argv[3]), sys.argv[4:]
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)  # processes whose parent has died become ours
     asked: list[int] = []
+    news = _signalled()
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, lambda number, frame: asked.append(number))
-    child = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True, preexec_fn=_die_with_the_guard)
+    try:
+        child = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL if has_pipe else None,
+            start_new_session=True,
+            close_fds=has_pipe,
+            preexec_fn=_die_with_the_guard,
+        )
+    except OSError as error:
+        print(f"cannot be started: {error}", file=sys.stderr)
+        return 127
+    if not has_pipe:
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)  # who writes to the command learns that it has stopped reading
+    watched = [0, news] if has_pipe else [news]
     # The pipe closes with the parent, unless a process that the parent has forked holds it too: so both are watched.
     while child.poll() is None and not asked and os.getppid() == parent_id:
-        if select.select([0], [], [], _LOOK_S)[0]:
+        ready = select.select(watched, [], [], _LOOK_S)[0]
+        if 0 in ready:
             break
+        if news in ready:
+            os.read(news, 4096)
     _end(child, grace_s)
     return child.returncode if child.returncode >= 0 else 128 - child.returncode
+
+
+def _signalled() -> int:
+    """Can be read from as soon as a signal has come, the end of a child's process among them."""
+    here, there = os.pipe()
+    os.set_blocking(there, False)
+    signal.set_wakeup_fd(there, warn_on_full_buffer=False)
+    signal.signal(signal.SIGCHLD, lambda number, frame: None)
+    return here
 
 
 def _end(child: "subprocess.Popen[bytes]", grace_s: float) -> None:

@@ -1,5 +1,6 @@
-"""A server as a child process: its log in a file, its end certain."""
+"""Commands as child processes whose end is certain, with that of all that they start; and servers, with their log."""
 
+import asyncio
 import contextlib
 import os
 import re
@@ -17,6 +18,33 @@ _LOG_READ = 4_000_000
 _ERROR = re.compile(r"(?:^|\s)((?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception): .{1,400})", re.MULTILINE)
 
 
+def guarded(command: Sequence[str], grace_s: float, *, has_pipe: bool) -> list[str]:
+    """A command under a guard (``guard.py``), which ends it and all that it has started: once it has ended itself, on
+    SIGTERM, and when this process is gone, however that one ends.
+
+    Args:
+        grace_s: between asking and killing.
+        has_pipe: standard input is a pipe, whose end is the command's, too; else the command gets it.
+    """
+    return [
+        *(sys.executable, "-I", "-S", str(_GUARD), "pipe" if has_pipe else "pass", str(os.getpid()), str(grace_s)),
+        *command,
+    ]
+
+
+def how_ended(status: int) -> str:
+    """A guarded command's exit status in words."""
+    with contextlib.suppress(ValueError):
+        return f"was ended by {signal.Signals(status - 128).name}"
+    return f"has ended with status {status}"
+
+
+def end_guarded(guard: "subprocess.Popen[bytes] | asyncio.subprocess.Process") -> None:
+    """Asks a guard to kill its command. Returns at once."""
+    with contextlib.suppress(ProcessLookupError):
+        guard.send_signal(signal.SIGTERM)
+
+
 class ServerProcess:
     """A running command. It ends with ``close``, and with this process however that one ends."""
 
@@ -27,7 +55,7 @@ class ServerProcess:
         with log_file.open("ab") as log:
             self._log_start = log.tell()
             self._guard = subprocess.Popen(
-                [sys.executable, "-I", "-S", str(_GUARD), str(os.getpid()), str(grace_s), *command],
+                guarded(command, grace_s, has_pipe=True),
                 env=dict(environment),
                 stdin=subprocess.PIPE,
                 stdout=log,

@@ -213,3 +213,12 @@ async def takes_one(task):
 
 
 NOT_A_FUNCTION = 3
+
+
+def one_ends_and_others_hang(task, config):
+    config.chat_sync([{"role": "user", "content": task.instruction}])
+    try:
+        open(config.metadata["file"], "x").close()
+    except FileExistsError:
+        subprocess.Popen(["sleep", "600"], start_new_session=True)
+        time.sleep(600)

@@ -99,6 +99,29 @@ def by_header(task, config):
     client.chat.completions.create(model=config.model, messages=first(task))
 
 
+def by_context(task, config):
+    """One client, with the role from the block around each call; blocks side by side do not mix."""
+    client = OpenAI(base_url=config.base_url, api_key=config.api_key)
+
+    def ask(text):
+        return client.chat.completions.create(
+            model=config.model, messages=[*first(task), {"role": "user", "content": text}], extra_headers=config.headers
+        )
+
+    def judged(name):
+        with config.as_role(name) as judge:
+            ask(name)
+            client_of_block = OpenAI(base_url=config.base_url, api_key=config.api_key)
+            client_of_block.chat.completions.create(model=config.model, messages=first(task))
+            judge.for_role("inner").chat_sync(first(task))
+            config.chat_sync([*first(task), {"role": "user", "content": "last"}])
+
+    ask("before")
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(judged, ["judge-0", "judge-1"]))
+    ask("after")
+
+
 def wrong_calls(task, config):
     """Everything that is refused, and one good call after it."""
     client = OpenAI(base_url=config.base_url, api_key=config.api_key, max_retries=0)

@@ -7,6 +7,16 @@ import sys
 import time
 import urllib.request
 
+
+def first_to_make(path):
+    """Whether nobody has made the file before; it is there afterwards."""
+    try:
+        open(path, "x").close()
+    except FileExistsError:
+        return False
+    return True
+
+
 how = sys.argv[1]
 question = os.environ["ROLLMILL_TASK"] if how == "env" else sys.stdin.read()
 body = {"model": os.environ["OPENAI_MODEL"], "messages": [{"role": "user", "content": question}]}
@@ -20,6 +30,10 @@ if how == "fails":
     sys.exit("it went wrong with " + os.environ["OPENAI_API_KEY"])
 if how == "hangs":
     subprocess.Popen(["sleep", "600"])
+    subprocess.Popen(["sleep", "600"], start_new_session=True)
+    time.sleep(600)
+if how == "waits" and not first_to_make(sys.argv[2]):
+    subprocess.Popen(["sleep", "600"], start_new_session=True)
     time.sleep(600)
 if how == "env":
     with open(os.environ["ROLLMILL_ANSWER_FILE"], "w", encoding="utf-8") as file:

@@ -110,7 +110,7 @@ def test_a_crash_is_its_own_episodes_error(shelf):
     episodes, steps = run(shelf, f"{AGENTS}:crashes")
     by_task = {row["task_id"]: row for row in episodes.iter_rows(named=True)}
     assert by_task["t001"]["status"] == "error"
-    assert by_task["t001"]["error"] == "the agent's process has ended with status -11"
+    assert by_task["t001"]["error"] == "the agent's process was ended by SIGSEGV"
     assert {by_task[name]["artifacts"] for name in ("t000", "t002")} == {'{"answer":"fine"}'}
     assert len(steps) == 3
 

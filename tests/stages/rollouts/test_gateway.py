@@ -132,6 +132,15 @@ def test_a_header_names_the_role_too(shelf):
     assert set(steps["trajectory"]) == {"critic"}
 
 
+def test_calls_in_a_block_of_a_role_belong_to_that_role(shelf):
+    _, steps = made(shelf, "by_context")
+    counts = dict(steps.filter(episode_id=steps["episode_id"][0]).group_by("trajectory").len().rows())
+    assert counts == {"default": 2, "judge-0": 3, "judge-1": 3, "inner": 2}
+    lasts = steps.filter(step_index=2)["messages"].to_list()
+    assert len(lasts) == 4
+    assert all(json.loads(messages)[-1]["content"] == "last" for messages in lasts)
+
+
 def test_refusals_are_in_the_apis_own_form_and_no_steps(shelf):
     episodes, steps = made(shelf, "wrong_calls")
     assert len(steps) == 2, "the good call of each"
