@@ -1,0 +1,63 @@
+"""Rollmill's gateway in a process of its own, as the rollouts stage runs it: every session is an episode whose calls
+are journalled and recorded.
+
+Its argument is JSON: the ``policy``'s folder, its uniform ``logprob``, the ``sessions`` to hold open at once, and
+``workers``, the URLs of vLLM servers. It writes a line with the sessions' addresses, and ends the episodes at the end
+of its input; then it writes how many ``calls`` were recorded.
+"""
+
+import asyncio
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+
+from schemas.records import Task
+from stages.rollouts.chat_template import chat_template_in
+from stages.rollouts.engines.base import PolicyFiles, Probe, SamplingParams
+from stages.rollouts.engines.vllm import VllmEngine
+from stages.rollouts.episodes import Attempt, EpisodeRecord, Setting, run_attempts
+from stages.rollouts.journal import journalled
+from stages.rollouts.sdk import Agent, AgentConfig
+from stages.rollouts.workers.settings import VllmConfig, VllmExecution
+
+
+def main() -> None:
+    """Serves."""
+    asked = json.loads(sys.argv[1])
+    ids = np.arange(10, 30, dtype=np.int32)
+    probe = Probe([ids], [np.full(len(ids) - 1, asked["logprob"], dtype=np.float32)])
+    policy = PolicyFiles("0" * 64, Path(asked["policy"]), probe)
+    engine = VllmEngine(VllmConfig(type="vllm"), VllmExecution(workers=asked["workers"]), probe_tolerance=1e-3)
+    open_sessions: list[AgentConfig] = []
+    over = asyncio.Event()
+
+    async def hold(task: Task, config: AgentConfig) -> None:
+        open_sessions.append(config)
+        if len(open_sessions) == asked["sessions"]:
+            addresses = [{"url": one.base_url, "key": one.api_key} for one in open_sessions]
+            print(json.dumps({"sessions": addresses, "model": config.model}), flush=True)
+            await asyncio.to_thread(sys.stdin.read)
+            over.set()
+        await over.wait()
+
+    attempts = [
+        Attempt(f"{n:032x}", Task(id=f"t{n}", instruction=""), 0, n, "hold", Agent(hold))
+        for n in range(asked["sessions"])
+    ]
+    episodes: list[EpisodeRecord] = []
+    with engine.serving(policy), journalled(engine, "0" * 64, "benchmark") as journal:
+        template = chat_template_in(policy.folder)
+        setting = Setting(
+            engine=journal, template=template, policy_id=policy.policy_id,
+            sampling=SamplingParams(max_tokens=asked["max_tokens"], stop_token_ids=template.stop_token_ids),
+            agent_config={}, max_turns=None, time_limit_s=None, is_validation=False,
+        )  # fmt: skip
+        run_attempts(attempts, setting, asked["sessions"], episodes.append)
+    engine.close()
+    print(json.dumps({"calls": sum(len(episode.steps) for episode in episodes)}), flush=True)
+
+
+if __name__ == "__main__":
+    main()
