@@ -86,7 +86,11 @@ STEPS = TableSpec(
             _column("step_index", pa.int32(), "place of the call in its trajectory, 0 to n-1"),
             _column("finish_reason", pa.string(), "why sampling ended: stop, length, tool_calls or abort"),
             _column("policy_id", pa.string(), "key of the policy that sampled"),
-            _optional("logprob_mode", pa.string(), "raw (the model's own) or processed; null: no logprobs"),
+            _optional(
+                "logprob_mode",
+                pa.string(),
+                "raw (the model's own), processed, constrained (by a schema); null: none",
+            ),
             _optional("temperature", pa.float64(), "0 is greedy; null: the engine's default"),
             _optional("top_p", pa.float64(), "nucleus mass, 1 keeps all; null: the engine's default"),
             _optional("top_k", pa.int32(), "candidates kept; null: no limit"),

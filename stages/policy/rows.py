@@ -90,6 +90,7 @@ def _with_temperature(steps: "pl.DataFrame", needs_logprobs: bool) -> pa.Table:
         temperature = pl.when(processed).then("temperature").otherwise(1.0)
         problems = {
             "have no logprobs": pl.col("logprobs").is_null() | pl.col("logprob_mode").is_null(),
+            "were kept to a JSON schema, which says what could be sampled": pl.col("logprob_mode") == "constrained",
             "were sampled greedily and have processed logprobs": processed & (pl.col("temperature") <= 0),
             "have processed logprobs at a temperature that is not known": processed & pl.col("temperature").is_null(),
             "have processed logprobs of a distribution cut by top_p": processed

@@ -27,6 +27,8 @@ class ModelCall:
     seed: int | None = None
     stop: tuple[str, ...] = ()
     """Texts before which the answer ends, whoever chooses the rest."""
+    json_schema: str | None = None
+    """JSON of the schema that the answer fits, whoever chooses the rest; None: it is any text."""
     choice: int = 0
     """Which of several answers to one request this is."""
 

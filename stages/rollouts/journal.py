@@ -43,6 +43,7 @@ class JournalEngine(Engine):
     def __init__(self, engine: Engine, known: dict[bytes, Generation], file: int):
         super().__init__()
         self.name, self.logprob_mode, self.policy_id = engine.name, engine.logprob_mode, engine.policy_id
+        self.takes_schemas = engine.takes_schemas
         self.n_replayed = 0
         """Calls that were answered from the journal."""
         self._engine = engine

@@ -37,7 +37,11 @@ def episodes_table(episodes: Sequence[EpisodeRecord], policy_id: str) -> pa.Tabl
 
 
 def steps_table(episodes: Sequence[EpisodeRecord], logprob_mode: str) -> pa.Table:
-    """One row a model call, sorted by episode, trajectory and step."""
+    """One row a model call, sorted by episode, trajectory and step.
+
+    Where an answer was kept to a JSON schema, vLLM gives the logprobs of what the schema has left (it rules the other
+    ids out before it takes logprobs, raw ones too), so these are not the model's own.
+    """
     by_id = sorted(episodes, key=lambda episode: episode.attempt.episode_id)
     found = [(episode.attempt.episode_id, step) for episode in by_id for step in episode.steps]
     columns: dict[str, Any] = {
@@ -46,7 +50,7 @@ def steps_table(episodes: Sequence[EpisodeRecord], logprob_mode: str) -> pa.Tabl
         "step_index": [step.step_index for _, step in found],
         "finish_reason": [step.finish_reason for _, step in found],
         "policy_id": [step.generation.policy_id for _, step in found],
-        "logprob_mode": [logprob_mode] * len(found),
+        "logprob_mode": [logprob_mode if step.sampling.json_schema is None else "constrained" for _, step in found],
         "temperature": [step.sampling.temperature for _, step in found],
         "top_p": [step.sampling.top_p for _, step in found],
         "top_k": [step.sampling.top_k for _, step in found],

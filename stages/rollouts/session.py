@@ -17,7 +17,14 @@ from schemas.canonical import canonical_json, seed_from
 from schemas.errors import RollmillError
 from stages.rollouts.calls import ModelAnswer, ModelCall, ToolCall
 from stages.rollouts.chat_template import ChatTemplate, text_of
-from stages.rollouts.engines.base import Engine, EngineFault, Generation, GenerationRequest, SamplingParams
+from stages.rollouts.engines.base import (
+    Engine,
+    EngineFault,
+    Generation,
+    GenerationRequest,
+    SamplingParams,
+    Unsupported,
+)
 from stages.rollouts.engines.stopping import TextOf, found_in
 from stages.rollouts.formats import Parsed, parsed
 from stages.rollouts.sdk import MaxTurnsReached, Messages, Reply
@@ -168,9 +175,18 @@ class Session:
             self._remember(turn, answer.message)
         return answer
 
+    def _check_form(self, call: ModelCall) -> None:
+        if call.json_schema is None:
+            return
+        if not self._engine.takes_schemas:
+            raise Unsupported(f"engine {self._engine.name} cannot keep answers to a JSON schema; engine vllm can")
+        if call.tools:
+            raise Unsupported("an answer that is kept to a JSON schema can call no tool; ask for one of both")
+
     async def _asked(self, call: ModelCall) -> tuple[_Turn, Generation]:
         if self._max_turns is not None and len(self._turns) >= self._max_turns:
             raise MaxTurnsReached(f"trajectory {self._trajectory!r} has made its {self._max_turns} model calls")
+        self._check_form(call)
         turn = self._next_turn(call)
         self._turns.append(turn)
         self._n_asked += 1
@@ -291,7 +307,9 @@ class Session:
         if self._agent_samples:
             wishes = {name: getattr(call, name) for name in ("temperature", "top_p", "top_k", "max_tokens")}
             sampling = replace(sampling, **{name: wish for name, wish in wishes.items() if wish is not None})
-        return replace(sampling, max_tokens=min(sampling.max_tokens, room), stop_texts=call.stop)
+        return replace(
+            sampling, max_tokens=min(sampling.max_tokens, room), stop_texts=call.stop, json_schema=call.json_schema
+        )
 
     def _answer(self, turn: _Turn, generation: Generation, text_of: TextOf) -> None:
         _check(generation, self._policy_id)

@@ -13,7 +13,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from schemas.errors import InputError, StageFailed
+from schemas.errors import InputError, RollmillError, StageFailed
 
 if TYPE_CHECKING:
     import numpy as np
@@ -39,6 +39,8 @@ class SamplingParams:
     """Sampling ends after one of these; it is kept in the answer."""
     stop_texts: tuple[str, ...] = ()
     """Sampling also ends after the id with which the answer's text holds one of these; all sampled ids are kept."""
+    json_schema: str | None = None
+    """JSON of a schema: only what goes on to a text that fits it may be sampled. None: anything."""
 
 
 @dataclass(frozen=True)
@@ -110,12 +112,22 @@ class EngineFault(StageFailed):
     """The engine cannot answer any more; not the agent's fault, so no episode is recorded for it."""
 
 
+class Unsupported(RollmillError):
+    """What a call asks for cannot be done here."""
+
+
+class SchemaRefused(RollmillError):
+    """The engine knows no way to keep an answer to a JSON schema."""
+
+
 class Engine(ABC):
     """Answers model calls. ``generate`` may be called from several threads and event loops at once."""
 
     name: str
     logprob_mode: str
     """``raw``: of the model's own distribution; ``processed``: after temperature, top-k and top-p."""
+    takes_schemas = False
+    """Whether it can keep answers to a JSON schema."""
 
     def __init__(self) -> None:
         self.policy_id: str | None = None

@@ -16,7 +16,7 @@ import aiohttp
 
 from schemas.errors import StageFailed
 from stages.rollouts.checkpoint import context_length_of, model_config
-from stages.rollouts.engines.base import Engine, EngineFault, Generation, GenerationRequest, PolicyFiles
+from stages.rollouts.engines.base import Engine, EngineFault, Generation, GenerationRequest, PolicyFiles, SchemaRefused
 from stages.rollouts.workers.answers import UnusableAnswer
 from stages.rollouts.workers.command import slots, vllm_python
 from stages.rollouts.workers.given import GivenWorker
@@ -40,6 +40,7 @@ class VllmEngine(Engine):
 
     name = "vllm"
     logprob_mode = "raw"
+    takes_schemas = True
 
     def __init__(self, config: VllmConfig, execution: VllmExecution, *, probe_tolerance: float):
         super().__init__()
@@ -174,6 +175,8 @@ class VllmEngine(Engine):
             except (WorkerLost, UnusableAnswer) as error:
                 failed, fault = worker, error
             except ServerFault as error:
+                if request.sampling.json_schema is not None and error.status == 400:
+                    raise SchemaRefused(f"{worker.name} takes no such JSON schema: {error}") from error
                 if error.status is not None and 400 <= error.status < 500 and error.status not in (408, 429):
                     raise EngineFault(f"{worker.name} has refused a call: {error}") from error
                 failed, fault = worker, error

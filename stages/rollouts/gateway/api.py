@@ -107,6 +107,18 @@ def whole_in(body: dict[str, Any], name: str) -> int | None:
     return value
 
 
+def object_in(body: dict[str, Any], name: str) -> dict[str, Any]:
+    """A field that is an object; empty: it is not set.
+
+    Raises:
+        ApiError: it is something else.
+    """
+    value = body.get(name) or {}
+    if not isinstance(value, dict):
+        raise ApiError(400, f"{name} must be an object", param=name)
+    return value
+
+
 def n_in(body: dict[str, Any]) -> int:
     """How many answers are wanted.
 

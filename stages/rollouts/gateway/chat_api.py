@@ -19,6 +19,7 @@ from stages.rollouts.gateway.api import (
     stops_in,
     whole_in,
 )
+from stages.rollouts.gateway.json_form import schema_in
 
 _ROLES = ("system", "developer", "user", "assistant", "tool")
 
@@ -50,10 +51,6 @@ def _asked(body: dict[str, Any]) -> Asked:
     for place, message in enumerate(messages):
         _check_message(message, f"messages[{place}]")
     refuse_other_logprobs(body)
-    if (body.get("response_format") or {"type": "text"}).get("type") != "text":
-        raise ApiError(
-            400, "answers in a given JSON form are not supported", param="response_format", code="unsupported"
-        )
     most = body.get("max_completion_tokens") or body.get("max_tokens")
     call = ModelCall(
         messages=[_plain(message) for message in messages],
@@ -64,6 +61,7 @@ def _asked(body: dict[str, Any]) -> Asked:
         max_tokens=count_of(most),
         seed=whole_in(body, "seed"),
         stop=stops_in(body, "stop"),
+        json_schema=schema_in(body.get("response_format"), "response_format"),
     )
     options = body.get("stream_options") or {}
     return Asked(

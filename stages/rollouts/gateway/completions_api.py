@@ -32,7 +32,7 @@ class CompletionsApi(ChatApi):
     path = "/v1/completions"
 
     def asked(self, body: dict[str, Any]) -> Asked:
-        for field in ("echo", "suffix"):
+        for field in ("echo", "suffix", "response_format"):
             if body.get(field):
                 raise ApiError(400, f"{field} is not supported", param=field, code="unsupported")
         n = n_in(body)

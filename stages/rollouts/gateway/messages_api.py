@@ -5,7 +5,18 @@ from collections.abc import Iterator
 from typing import Any
 
 from stages.rollouts.calls import ModelAnswer, ModelCall
-from stages.rollouts.gateway.api import Api, ApiError, Asked, Told, count_of, number_in, refuse_forced_tools, stops_in
+from stages.rollouts.gateway.api import (
+    Api,
+    ApiError,
+    Asked,
+    Told,
+    count_of,
+    number_in,
+    object_in,
+    refuse_forced_tools,
+    stops_in,
+)
+from stages.rollouts.gateway.json_form import schema_in
 from stages.rollouts.sdk import Messages
 
 _STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
@@ -32,6 +43,7 @@ class MessagesApi(Api):
             top_k=count_of(body.get("top_k")),
             max_tokens=count_of(body.get("max_tokens")),
             stop=stops_in(body, "stop_sequences"),
+            json_schema=schema_in(object_in(body, "output_config").get("format"), "output_config.format"),
         )
         return Asked(call, is_streamed=bool(body.get("stream")))
 

@@ -16,9 +16,11 @@ from stages.rollouts.gateway.api import (
     Told,
     count_of,
     number_in,
+    object_in,
     refuse_forced_tools,
     refuse_other_logprobs,
 )
+from stages.rollouts.gateway.json_form import schema_in
 from stages.rollouts.sdk import Messages
 
 _TEXTS = ("input_text", "output_text", "text")
@@ -36,8 +38,6 @@ class ResponsesApi(Api):
                 raise ApiError(
                     400, f"{field}: nothing is kept here; send the whole conversation", param=field, code="unsupported"
                 )
-        if ((body.get("text") or {}).get("format") or {"type": "text"}).get("type") != "text":
-            raise ApiError(400, "answers in a given JSON form are not supported", param="text", code="unsupported")
         refuse_other_logprobs(body)
         instructions = body.get("instructions")
         messages: Messages = (
@@ -49,6 +49,7 @@ class ResponsesApi(Api):
             temperature=number_in(body, "temperature", 0, 100),
             top_p=number_in(body, "top_p", 1e-9, 1),
             max_tokens=count_of(body.get("max_output_tokens")),
+            json_schema=schema_in(object_in(body, "text").get("format"), "text.format"),
         )
         return Asked(call, is_streamed=bool(body.get("stream")))
 

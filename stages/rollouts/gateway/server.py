@@ -20,7 +20,7 @@ from aiohttp import web
 from schemas.errors import RollmillError
 from stages.rollouts.calls import ModelAnswer, ModelCall
 from stages.rollouts.chat_template import TemplateRefused
-from stages.rollouts.engines.base import EngineFault
+from stages.rollouts.engines.base import EngineFault, SchemaRefused, Unsupported
 from stages.rollouts.gateway.api import Api, ApiError, Asked, Told
 from stages.rollouts.gateway.chat_api import ChatApi
 from stages.rollouts.gateway.completions_api import CompletionsApi
@@ -39,6 +39,8 @@ _REFUSALS: dict[type[RollmillError], tuple[int, str]] = {
     ContextExceeded: (400, "context_length_exceeded"),
     TemplateRefused: (400, "template_refused"),
     EpisodeClosed: (410, "session_closed"),
+    Unsupported: (400, "unsupported"),
+    SchemaRefused: (400, "invalid_json_schema"),
     EngineFault: (503, "engine_fault"),
 }
 

@@ -27,6 +27,7 @@ def sampling_of(request: GenerationRequest) -> dict[str, Any]:
     """What a server is to do, with everything said that it might have its own default for."""
     sampling = request.sampling
     texts = {"stop": list(sampling.stop_texts), "include_stop_str_in_output": True} if sampling.stop_texts else {}
+    form = {} if sampling.json_schema is None else {"structured_outputs": {"json": sampling.json_schema}}
     return {
         "max_tokens": sampling.max_tokens,
         "temperature": sampling.temperature,
@@ -41,6 +42,7 @@ def sampling_of(request: GenerationRequest) -> dict[str, Any]:
         "ignore_eos": True,  # the stop tokens are all named above
         "logprobs": 0,  # of the sampled token, and no other
         **texts,
+        **form,
     }
 
 

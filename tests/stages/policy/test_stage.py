@@ -170,6 +170,13 @@ def test_processed_logprobs_that_cannot_be_computed_again_are_refused(
         updated(store, policy, rollouts, advantages_of(store, rollouts))
 
 
+def test_answers_that_were_kept_to_a_json_schema_are_refused_where_logprobs_count(made: Inputs) -> None:
+    store, policy, *_ = made
+    rollouts = rollouts_of(store, policy, n_tasks=1, logprob_mode="constrained")
+    with pytest.raises(InputError, match="were kept to a JSON schema"):
+        updated(store, policy, rollouts, advantages_of(store, rollouts))
+
+
 def test_rollouts_without_token_ids_are_refused_by_name(made: Inputs) -> None:
     store, policy, *_ = made
     rollouts = rollouts_of(store, policy, n_tasks=1, prompt_ids=None)

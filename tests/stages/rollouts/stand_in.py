@@ -184,6 +184,8 @@ class StandIn:
             logprob = logprob if self.forced is None else self.forced
             return web.json_response(_completion(body, body["allowed_token_ids"], logprob))
         self.asked.append(body)
+        if self.fault == "refuses schemas" and "structured_outputs" in body:
+            return web.json_response({"error": {"message": "this grammar is not supported"}}, status=400)
         self.running += 1
         self.most_running = max(self.most_running, self.running)
         try:
