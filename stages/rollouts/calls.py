@@ -59,11 +59,19 @@ class ModelAnswer:
     """``stop``, ``length`` where the answer was cut, or ``tool_calls``."""
     stop_text: str | None
     """The one of the call's stop texts at which it ended; None: it did not end at one."""
-    prompt_tokens: int
-    response_ids: np.ndarray = field(repr=False)
+    prompt_tokens: int | None
+    """None: whoever answered does not say, as with the next three."""
+    response_tokens: int | None
+    response_ids: np.ndarray | None = field(repr=False)
     """int32, the sampled ids, stop token included."""
-    logprobs: np.ndarray = field(repr=False)
+    logprobs: np.ndarray | None = field(repr=False)
     """float32, one for each sampled id."""
+
+    @property
+    def total_tokens(self) -> int | None:
+        if self.prompt_tokens is None or self.response_tokens is None:
+            return None
+        return self.prompt_tokens + self.response_tokens
 
     @property
     def message(self) -> dict[str, Any]:

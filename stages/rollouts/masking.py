@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterable
 
 _SECRET_NAME = re.compile(r"(KEY|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIALS?)$", re.IGNORECASE)
-_SHORTEST = 8
+SHORTEST = 8
 """Characters of a value that is taken for a secret; shorter ones stand in ordinary text."""
 MASK = "***"
 
@@ -15,7 +15,7 @@ class Masker:
 
     def __init__(self, secrets: Iterable[str] = ()):
         from_environment = (value for name, value in os.environ.items() if _SECRET_NAME.search(name))
-        found = {value for value in (*secrets, *from_environment) if len(value) >= _SHORTEST}
+        found = {value for value in (*secrets, *from_environment) if len(value) >= SHORTEST}
         self._secrets = sorted(found, key=len, reverse=True)
 
     def __call__(self, text: str) -> str:

@@ -79,7 +79,7 @@ class _Turn:
     text: str = ""
     """The rendered prompt."""
     key: bytes = b""
-    """Of ``messages``; see ``_key_after``."""
+    """Of ``messages``; see ``key_after``."""
     seed: int = 0
     sampling: SamplingParams = field(default_factory=SamplingParams)
     generation: Generation | None = None
@@ -168,6 +168,7 @@ class Session:
             finish_reason=_reason(turn.tool_calls, generation),
             stop_text=stop_text,
             prompt_tokens=len(turn.prompt),
+            response_tokens=len(generation.response_ids),
             response_ids=generation.response_ids,
             logprobs=generation.logprobs,
         )
@@ -270,7 +271,7 @@ class Session:
     def _next_in_chat(self, call: ModelCall) -> _Turn:
         messages = call.messages
         parent, new_messages, prompt = None, messages, None
-        keys = _prefix_keys(messages)
+        keys = prefix_keys(messages)
         if not self._answered:
             text, ids = self._template.opening(messages, call.tools)
             prompt = TokenSequence().extended(ids)
@@ -322,7 +323,7 @@ class Session:
 
     def _remember(self, turn: _Turn, answer: dict[str, Any]) -> None:
         """A later call that holds this answer, as the agent was given it, continues from it."""
-        self._answered[_key_after(turn.key, answer)] = turn
+        self._answered[key_after(turn.key, answer)] = turn
 
 
 def _as_sampled(messages: Messages, answers: dict[int, _Turn]) -> Messages:
@@ -351,15 +352,15 @@ def _check(generation: Generation, policy_id: str) -> None:
         raise EngineFault(f"policy {generation.policy_id[:12]} has answered, and {policy_id[:12]} was asked")
 
 
-def _prefix_keys(messages: Messages) -> list[bytes]:
+def prefix_keys(messages: Messages) -> list[bytes]:
     """A hash of the first 0, 1, … messages."""
     keys = [b""]
     for message in messages:
-        keys.append(_key_after(keys[-1], message))
+        keys.append(key_after(keys[-1], message))
     return keys
 
 
-def _key_after(key: bytes, message: dict[str, Any]) -> bytes:
+def key_after(key: bytes, message: dict[str, Any]) -> bytes:
     """The key of a conversation that has ``key`` without its last message."""
     content = canonical_json(_identity(message)).encode()
     return hashlib.blake2b(key + content, digest_size=16).digest()

@@ -180,6 +180,15 @@ def count_of(value: Any) -> int | None:
     return value if is_whole(value) and value > 0 else None
 
 
+def usage_of(prompts: list[int | None], sampled: list[int | None]) -> dict[str, int] | None:
+    """The tokens of some answers, as the older APIs tell them; None: not all are known."""
+    known = [[count for count in counts if count is not None] for counts in (prompts, sampled)]
+    if [len(counts) for counts in known] != [len(prompts), len(sampled)]:
+        return None
+    prompt, answer = map(sum, known)
+    return {"prompt_tokens": prompt, "completion_tokens": answer, "total_tokens": prompt + answer}
+
+
 def is_whole(value: Any) -> bool:
     """Whether it is a whole number, and no truth value."""
     return isinstance(value, int) and not isinstance(value, bool)

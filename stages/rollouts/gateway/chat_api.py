@@ -17,6 +17,7 @@ from stages.rollouts.gateway.api import (
     refuse_forced_tools,
     refuse_other_logprobs,
     stops_in,
+    usage_of,
     whole_in,
 )
 from stages.rollouts.gateway.json_form import schema_in
@@ -121,12 +122,13 @@ def _message(answer: ModelAnswer) -> dict[str, Any]:
     return message
 
 
-def _usage(answers: list[ModelAnswer]) -> dict[str, int]:
-    prompt, sampled = answers[0].prompt_tokens, sum(len(answer.response_ids) for answer in answers)
-    return {"prompt_tokens": prompt, "completion_tokens": sampled, "total_tokens": prompt + sampled}
+def _usage(answers: list[ModelAnswer]) -> dict[str, int] | None:
+    return usage_of([answers[0].prompt_tokens], [answer.response_tokens for answer in answers])
 
 
-def _logprobs(answer: ModelAnswer, text_of: Callable[[int], str]) -> dict[str, Any]:
+def _logprobs(answer: ModelAnswer, text_of: Callable[[int], str]) -> dict[str, Any] | None:
+    if answer.response_ids is None or answer.logprobs is None:
+        return None
     texts = list(map(text_of, answer.response_ids.tolist()))
     return {
         "content": [

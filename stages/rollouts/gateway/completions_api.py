@@ -19,6 +19,7 @@ from stages.rollouts.gateway.api import (
     n_in,
     number_in,
     stops_in,
+    usage_of,
     whole_in,
 )
 from stages.rollouts.gateway.chat_api import ChatApi
@@ -99,13 +100,14 @@ def _choices(asked: Asked, answers: list[ModelAnswer], told: Told) -> list[dict[
     ]
 
 
-def _usage(asked: Asked, answers: list[ModelAnswer]) -> dict[str, int]:
-    prompt = sum(answer.prompt_tokens for answer in answers[:: asked.n])
-    sampled = sum(len(answer.response_ids) for answer in answers)
-    return {"prompt_tokens": prompt, "completion_tokens": sampled, "total_tokens": prompt + sampled}
+def _usage(asked: Asked, answers: list[ModelAnswer]) -> dict[str, int] | None:
+    prompts = [answer.prompt_tokens for answer in answers[:: asked.n]]
+    return usage_of(prompts, [answer.response_tokens for answer in answers])
 
 
-def _logprobs(answer: ModelAnswer, text_of: Callable[[int], str]) -> dict[str, Any]:
+def _logprobs(answer: ModelAnswer, text_of: Callable[[int], str]) -> dict[str, Any] | None:
+    if answer.response_ids is None or answer.logprobs is None:
+        return None
     texts = list(map(text_of, answer.response_ids.tolist()))
     return {
         "tokens": texts,

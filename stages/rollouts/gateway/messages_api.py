@@ -19,7 +19,7 @@ from stages.rollouts.gateway.api import (
 from stages.rollouts.gateway.json_form import schema_in
 from stages.rollouts.sdk import Messages
 
-_STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
+_STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use", "content_filter": "refusal"}
 _KINDS = {401: "authentication_error", 404: "not_found_error", 413: "request_too_large"}
 
 
@@ -52,7 +52,7 @@ class MessagesApi(Api):
         return _head(answer, told) | {
             "content": _blocks(answer),
             **_end(answer),
-            "usage": {"input_tokens": answer.prompt_tokens, "output_tokens": len(answer.response_ids)},
+            "usage": {"input_tokens": answer.prompt_tokens, "output_tokens": answer.response_tokens},
         }
 
     def events(self, asked: Asked, answers: list[ModelAnswer], told: Told) -> Iterator[str]:
@@ -65,7 +65,7 @@ class MessagesApi(Api):
             yield _event("content_block_start", index=index, content_block=empty)
             yield _event("content_block_delta", index=index, delta=delta)
             yield _event("content_block_stop", index=index)
-        yield _event("message_delta", delta=_end(answer), usage={"output_tokens": len(answer.response_ids)})
+        yield _event("message_delta", delta=_end(answer), usage={"output_tokens": answer.response_tokens})
         yield _event("message_stop")
 
     def refusal(self, error: ApiError) -> dict[str, Any]:
@@ -80,7 +80,7 @@ def _head(answer: ModelAnswer, told: Told) -> dict[str, Any]:
 def _end(answer: ModelAnswer) -> dict[str, Any]:
     is_at_text = answer.stop_text is not None and answer.finish_reason == "stop"
     return {
-        "stop_reason": "stop_sequence" if is_at_text else _STOP_REASONS[answer.finish_reason],
+        "stop_reason": "stop_sequence" if is_at_text else _STOP_REASONS.get(answer.finish_reason, "end_turn"),
         "stop_sequence": answer.stop_text,
     }
 

@@ -96,14 +96,14 @@ def _response(told: Told, items: list[dict[str, Any]], answer: ModelAnswer | Non
     if answer is not None:
         is_cut = answer.finish_reason == "length"
         status, cut = ("incomplete", {"reason": "max_output_tokens"}) if is_cut else ("completed", None)
-        sampled = len(answer.response_ids)
-        usage = {
-            "input_tokens": answer.prompt_tokens,
-            "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
-            "output_tokens": sampled,
-            "output_tokens_details": {"reasoning_tokens": 0},
-            "total_tokens": answer.prompt_tokens + sampled,
-        }
+        if answer.total_tokens is not None:
+            usage = {
+                "input_tokens": answer.prompt_tokens,
+                "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
+                "output_tokens": answer.response_tokens,
+                "output_tokens_details": {"reasoning_tokens": 0},
+                "total_tokens": answer.total_tokens,
+            }
     return {
         "id": f"resp_{told.uid}",
         "object": "response",

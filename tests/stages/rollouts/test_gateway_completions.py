@@ -110,6 +110,7 @@ def test_whatever_a_client_keeps_of_an_answer_the_prompt_reads_as_it_was_written
         sampling=SamplingParams(max_tokens=30, stop_token_ids=(2,)), max_turns=None, seed=3, uid="e",
     )  # fmt: skip
     answer = asyncio.run(session.call(ModelCall(prompt="what is 12?")))
+    assert answer.response_ids is not None
     sampled = answer.response_ids.tolist()
     end = "<|im_end|>" if with_end and sampled[-1] == 2 and share == 1 else ""
     kept = answer.content[: round(share * len(answer.content))]
