@@ -144,7 +144,7 @@ async def _run(
     finished: Callable[[EpisodeRecord], None],
     is_enough: Callable[[], bool],
 ) -> None:
-    async with Gateway(setting.model, setting.template.token_text) as gateway:
+    async with setting.engine.at_home(), Gateway(setting.model, setting.template.token_text) as gateway:
         await _run_all(attempts, setting, gateway, max_concurrency, finished, is_enough)
 
 

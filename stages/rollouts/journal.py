@@ -14,7 +14,7 @@ import threading
 import time
 import warnings
 import zlib
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import fields
 from datetime import datetime
 from pathlib import Path
@@ -71,6 +71,11 @@ class JournalEngine(Engine):
                 self._file = None
                 warnings.warn(f"finished model calls are not written down any more: {error}", stacklevel=2)
         return generation
+
+    @contextlib.asynccontextmanager
+    async def at_home(self) -> AsyncIterator[None]:
+        async with self._engine.at_home():
+            yield
 
     def _load(self, policy: PolicyFiles) -> None:
         self._engine.load(policy)

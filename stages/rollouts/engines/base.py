@@ -6,8 +6,8 @@ a script all fit behind this interface.
 
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
@@ -170,6 +170,11 @@ class Engine(ABC):
         Raises:
             EngineFault: the engine is broken.
         """
+
+    @asynccontextmanager
+    async def at_home(self) -> AsyncIterator[None]:
+        """Calls from the running event loop may take less time as long as the block runs."""
+        yield
 
     @abstractmethod
     def close(self) -> None:

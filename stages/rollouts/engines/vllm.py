@@ -1,18 +1,18 @@
 """The engine over vLLM: workers on this machine or given ones, spoken to over HTTP. vLLM itself is never imported.
 
-One thread with an event loop of its own does all of it, whatever threads and loops the calls come from.
+One thread with an event loop of its own looks after the workers. Calls are made in the event loop that they come from
+where that is at home here (``at_home``), else in that one.
 """
 
 import asyncio
 import os
 import threading
 import time
-from collections.abc import Coroutine
+from collections.abc import AsyncIterator, Coroutine
+from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
-
-import aiohttp
 
 from schemas.errors import StageFailed
 from stages.rollouts.checkpoint import context_length_of, model_config
@@ -22,12 +22,13 @@ from stages.rollouts.workers.command import slots, vllm_python
 from stages.rollouts.workers.given import GivenWorker
 from stages.rollouts.workers.local import LocalWorker
 from stages.rollouts.workers.pool import Pool
-from stages.rollouts.workers.server import Server, ServerFault
+from stages.rollouts.workers.server import Connections, Server, ServerFault
 from stages.rollouts.workers.settings import VllmConfig, VllmExecution
 from stages.rollouts.workers.worker import LOG, Worker, WorkerLost
 
 _ATTEMPTS = 5
 """Workers that are asked, one after another, before a call is given up."""
+_CLOSED = "engine vllm has stopped: it was closed"
 _TICK_S = 1.0
 _FAULT_HOLDS_S = 5.0
 """Who asks so soon after the workers were lost is told so at once, and does not wait for them to fail again."""
@@ -49,7 +50,7 @@ class VllmEngine(Engine):
         self._tolerance = probe_tolerance
         self._owner = os.getpid()
         self._pool = Pool(execution.gone_timeout_s)
-        self._session: aiohttp.ClientSession | None = None
+        self._connections = Connections()
         self._supervisors: list[asyncio.Task[None]] = []
         self._vocabulary = 0
         self._context_length: int | None = None
@@ -88,13 +89,24 @@ class VllmEngine(Engine):
         self._in_loop(self._take(policy)).result()
 
     async def generate(self, request: GenerationRequest) -> Generation:
+        if self._connections.are_open:
+            return await self._answer(request)
         return await asyncio.wrap_future(self._in_loop(self._answer(request)))
+
+    @asynccontextmanager
+    async def at_home(self) -> AsyncIterator[None]:
+        self._connections.open()
+        try:
+            yield
+        finally:
+            await self._connections.close()
 
     def close(self) -> None:
         with self._gate:
             if self._is_closed or os.getpid() != self._owner:
                 return
             self._is_closed = True
+        self._pool.close(EngineFault(_CLOSED))
         asyncio.run_coroutine_threadsafe(self._stop(), self._loop).result()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
@@ -109,9 +121,9 @@ class VllmEngine(Engine):
             if not self._is_closed:
                 return asyncio.run_coroutine_threadsafe(work, self._loop)
         work.close()
-        raise EngineFault("engine vllm has stopped: it was closed")
+        raise EngineFault(_CLOSED)
 
-    # Everything below runs in the engine's own loop.
+    # Everything below runs in the engine's own loop, but for ``_answer`` and ``_failed``.
 
     async def _take(self, policy: PolicyFiles) -> None:
         await self._stop_supervisors()
@@ -139,16 +151,18 @@ class VllmEngine(Engine):
 
     async def _make_workers(self) -> list[Worker]:
         execution = self._execution
-        if self._session is None:
-            self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=60))
-        session = self._session
+        if not self._connections.are_open:
+            self._connections.open()
+        connections = self._connections
         if isinstance(execution.workers, list):
-            servers = [Server(url, session, os.environ.get("VLLM_API_KEY")) for url in execution.workers]
+            servers = [Server(url, connections, os.environ.get("VLLM_API_KEY")) for url in execution.workers]
             return [GivenWorker(server, execution, self._tolerance, self._pool.changed) for server in servers]
         python = vllm_python(execution)
         log_dir = Path(execution.log_dir or os.environ.get("ROLLMILL_LOGS") or "logs").absolute()
         return [
-            LocalWorker(slot, self._config, execution, python, log_dir, self._tolerance, session, self._pool.changed)
+            LocalWorker(
+                slot, self._config, execution, python, log_dir, self._tolerance, connections, self._pool.changed
+            )
             for slot in await asyncio.to_thread(slots, execution, python)
         ]
 
@@ -213,5 +227,4 @@ class VllmEngine(Engine):
         for task in others:
             task.cancel()
         await asyncio.gather(*others, return_exceptions=True)
-        if self._session is not None:
-            await self._session.close()
+        await self._connections.close()

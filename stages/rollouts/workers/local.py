@@ -8,8 +8,6 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 
-import aiohttp
-
 from schemas.errors import StageFailed
 from stages.rollouts.checkpoint import model_config
 from stages.rollouts.engines.base import PolicyFiles
@@ -17,7 +15,7 @@ from stages.rollouts.workers.command import RELOAD_METHOD, Slot, adapter_rank, c
 from stages.rollouts.workers.dialects import UnusableAnswer
 from stages.rollouts.workers.ports import HeldPort, hold_port
 from stages.rollouts.workers.process import ServerProcess
-from stages.rollouts.workers.server import Server, ServerFault
+from stages.rollouts.workers.server import Connections, Server, ServerFault
 from stages.rollouts.workers.settings import VllmConfig, VllmExecution
 from stages.rollouts.workers.worker import LOG, Worker
 
@@ -39,7 +37,7 @@ class LocalWorker(Worker):
         python: str,
         log_dir: Path,
         tolerance: float,
-        session: aiohttp.ClientSession,
+        connections: Connections,
         changed: Callable[[], None],
     ):
         super().__init__(f"vllm worker {slot.index}", f"vllm:{slot.index}", execution, tolerance, changed)
@@ -47,7 +45,7 @@ class LocalWorker(Worker):
         self._config = config
         self._python = python
         self._log_file = log_dir / f"vllm-{datetime.now(UTC):%Y%m%dT%H%M%S}-{secrets.token_hex(3)}-{slot.index}.log"
-        self._session = session
+        self._connections = connections
         self._server: Server | None = None
         self._process: ServerProcess | None = None
         self._port: HeldPort | None = None
@@ -133,7 +131,7 @@ class LocalWorker(Worker):
             words, environment = command(
                 policy, name, self._port.number, self._slot, self._config, self._execution, self._python
             )
-            self._server = Server(f"http://127.0.0.1:{self._port.number}", self._session)
+            self._server = Server(f"http://127.0.0.1:{self._port.number}", self._connections)
             self._process = ServerProcess(words, environment, self._log_file, _GRACE_S)
             if await self._is_ready():
                 break

@@ -1,18 +1,20 @@
 """Chooses a worker for each call: the one that has seen the prompt, else the least busy; waits while all are full."""
 
 import asyncio
+import threading
 import time
 from collections import OrderedDict, deque
+from functools import partial
 
 from stages.rollouts.engines.base import EngineFault, GenerationRequest
-from stages.rollouts.workers.worker import Worker
+from stages.rollouts.workers.worker import Worker, in_loop
 
 _REMEMBERED = 100_000
 """Prompts and sessions whose worker is remembered."""
 
 
 class Pool:
-    """The workers of an engine, in its event loop."""
+    """The workers of an engine, for calls from any event loop."""
 
     def __init__(self, gone_timeout_s: float):
         self.workers: list[Worker] = []
@@ -21,6 +23,8 @@ class Pool:
         self._homes: OrderedDict[bytes | str, Worker] = OrderedDict()
         self._taken: dict[Worker, int] = {}
         self._last_served = time.monotonic()
+        self._closed: EngineFault | None = None
+        self._gate = threading.RLock()
 
     async def acquire(self, request: GenerationRequest, avoid: Worker | None) -> Worker:
         """A worker with room for the call; to be given back.
@@ -30,37 +34,55 @@ class Pool:
         Raises:
             EngineFault: there is none any more, or none came back in time.
         """
-        worker = None if self._waiting else self._choose(request, avoid)
-        enqueue = self._waiting.append
-        while worker is None:
-            turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            enqueue(turn)
+        is_first = True
+        while True:
+            with self._gate:
+                worker = None if is_first and self._waiting else self._choose(request, avoid)
+                if worker is not None:
+                    self._taken[worker] = self._taken.get(worker, 0) + 1
+                    return worker
+                turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+                if is_first:
+                    self._waiting.append(turn)
+                else:
+                    self._waiting.appendleft(turn)
+            is_first = False
             try:
                 await turn
             except asyncio.CancelledError:
-                self._wake(1)  # the turn may have been given to this call
+                with self._gate:
+                    self._wake(1)  # the turn may have been given to this call
                 raise
-            worker = self._choose(request, avoid)
-            enqueue = self._waiting.appendleft
-        self._taken[worker] = self._taken.get(worker, 0) + 1
-        return worker
 
     def give_back(self, worker: Worker) -> None:
-        self._taken[worker] -= 1
-        self._wake(1)
+        with self._gate:
+            self._taken[worker] -= 1
+            self._wake(1)
 
     def changed(self) -> None:
         """A worker has come, gone, or has more room."""
-        if any(worker.policy is not None for worker in self.workers):
-            self._last_served = time.monotonic()
-        self._wake(len(self._waiting))
+        with self._gate:
+            if any(worker.policy is not None for worker in self.workers):
+                self._last_served = time.monotonic()
+            self._wake(len(self._waiting))
 
     def forget(self) -> None:
         """New weights: what a worker has seen is worth nothing any more."""
-        self._homes.clear()
+        with self._gate:
+            self._homes.clear()
+
+    def close(self, fault: EngineFault) -> None:
+        """Calls are refused with this from now on, those that wait and those that workers have among them."""
+        with self._gate:
+            self._closed = fault
+            self._wake(len(self._waiting))
+        for worker in self.workers:
+            worker.drop_calls()
 
     def trouble(self) -> EngineFault | None:
         """Why no call will ever be answered again, where that is so."""
+        if self._closed is not None:
+            return self._closed
         if any(worker.policy is not None for worker in self.workers):
             self._last_served = time.monotonic()
             return None
@@ -96,5 +118,10 @@ class Pool:
         while count and self._waiting:
             turn = self._waiting.popleft()
             if not turn.done():
-                turn.set_result(None)
+                in_loop(turn.get_loop(), partial(_give, turn))
                 count -= 1
+
+
+def _give(turn: "asyncio.Future[None]") -> None:
+    if not turn.done():
+        turn.set_result(None)

@@ -1,5 +1,6 @@
 """Speaks to one vLLM server over HTTP."""
 
+import asyncio
 import json
 import re
 from dataclasses import dataclass
@@ -45,15 +46,43 @@ class Load:
     """Tokens read and written since it started; grows while it works."""
 
 
+class Connections:
+    """HTTP connections to servers; each event loop that is to ask them opens its own."""
+
+    def __init__(self) -> None:
+        self._sessions: dict[asyncio.AbstractEventLoop, aiohttp.ClientSession] = {}
+
+    @property
+    def are_open(self) -> bool:
+        """Whether the running event loop has some."""
+        return asyncio.get_running_loop() in self._sessions
+
+    @property
+    def here(self) -> aiohttp.ClientSession:
+        """Those of the running event loop."""
+        return self._sessions[asyncio.get_running_loop()]
+
+    def open(self) -> None:
+        """Opens them for the running event loop."""
+        connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=60)
+        self._sessions[asyncio.get_running_loop()] = aiohttp.ClientSession(connector=connector)
+
+    async def close(self) -> None:
+        """Closes those of the running event loop."""
+        session = self._sessions.pop(asyncio.get_running_loop(), None)
+        if session is not None:
+            await session.close()
+
+
 class Server:
     """A vLLM server at a URL."""
 
-    def __init__(self, url: str, session: aiohttp.ClientSession, api_key: str | None = None):
+    def __init__(self, url: str, connections: Connections, api_key: str | None = None):
         self._url = url.rstrip("/")
         parts = urlsplit(url)
         self.place = f"{parts.hostname}:{parts.port}" if parts.port else str(parts.hostname)
         """Host and port; a URL may hold a password."""
-        self._session = session
+        self._connections = connections
         self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
 
     async def version(self) -> str:
@@ -112,7 +141,7 @@ class Server:
     async def _ask(self, method: str, path: str, body: dict[str, Any] | None, timeout_s: float) -> bytes:
         limits = aiohttp.ClientTimeout(total=timeout_s, sock_connect=min(_SHORT_S, timeout_s))
         try:
-            async with self._session.request(
+            async with self._connections.here.request(
                 method, self._url + path, json=body, timeout=limits, headers=self._headers
             ) as response:
                 content = await response.read()

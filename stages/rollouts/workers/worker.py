@@ -1,6 +1,7 @@
 """A worker: a vLLM server that takes a policy, proves that it has it, is watched, and is replaced when it fails."""
 
 import asyncio
+import contextlib
 import logging
 import secrets
 import time
@@ -25,12 +26,18 @@ _BAD_ANSWERS = 3
 """Unusable answers in a row after which a worker is replaced."""
 
 
+def in_loop(loop: asyncio.AbstractEventLoop, function: Callable[[], object]) -> None:
+    """Calls the function in the loop, whichever one runs here; never, where the loop has ended."""
+    with contextlib.suppress(RuntimeError):
+        loop.call_soon_threadsafe(function)
+
+
 class WorkerLost(Exception):
     """The worker failed while it had the call."""
 
 
 class Worker(ABC):
-    """One server. All of it runs in one event loop."""
+    """One server. It is looked after in one event loop, and asked in any."""
 
     def __init__(self, name: str, label: str, execution: VllmExecution, tolerance: float, changed: Callable[[], None]):
         self.name = name
@@ -57,6 +64,8 @@ class Worker(ABC):
         """Of the prefix cache: nothing that was computed before the policy was taken is ever used after it."""
         self._calls: set[asyncio.Task[bytes]] = set()
         self._alarm = asyncio.Event()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        """In which it is looked after."""
         self._failures = 0
         self._bad_answers = 0
 
@@ -83,6 +92,7 @@ class Worker(ABC):
             StageFailed: it does not, and why.
         """
         self.policy, self.is_gone, self.is_suspect = None, False, False
+        self._loop = asyncio.get_running_loop()
         try:
             await self._bring_up(policy)
         except (ServerFault, UnusableAnswer) as fault:
@@ -142,12 +152,12 @@ class Worker(ABC):
         except ServerFault as fault:
             if fault.status is None:
                 self.is_suspect = True
-                self._alarm.set()
+                self._raise_alarm()
             raise
         except UnusableAnswer as fault:
             self._bad_answers += 1
             self.trouble = f"{self.name} gave an unusable answer: {fault}"
-            self._alarm.set()
+            self._raise_alarm()
             raise
         finally:
             call.cancel()
@@ -235,6 +245,14 @@ class Worker(ABC):
 
     def _lose(self, reason: str) -> None:
         self.policy, self.trouble = None, f"{self.name}: {reason}"
-        for call in list(self._calls):
-            call.cancel()
+        self.drop_calls()
         self._changed()
+
+    def drop_calls(self) -> None:
+        """Gives up the calls that it has."""
+        for call in list(self._calls):
+            in_loop(call.get_loop(), call.cancel)
+
+    def _raise_alarm(self) -> None:
+        assert self._loop is not None
+        in_loop(self._loop, self._alarm.set)

@@ -3,6 +3,7 @@ whose server fails."""
 
 import asyncio
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import numpy as np
@@ -452,6 +453,42 @@ def test_many_threads_and_loops_may_ask_at_once(servers, attach, policy):
         requests = [[replace(call, seed=call.seed + 100 * n) for call in calls(10)] for n in range(8)]
         for asked, found in zip(requests, threads.map(lambda some: ask(engine, some), requests), strict=True):
             assert_answered(found, asked, policy)
+
+
+def test_event_loops_that_are_at_home_share_the_workers_and_survive_the_loss_of_one(servers, attach, policy):
+    first, second = servers(2)
+    first.seconds = second.seconds = 0.05
+    engine = attach([first, second], max_in_flight=4)
+
+    async def here(requests):
+        async with engine.at_home():
+            asked = [asyncio.ensure_future(engine.generate(request)) for request in requests]
+            await asyncio.wait(asked, return_when=asyncio.FIRST_COMPLETED)
+            first.fault = "dead"
+            return await asyncio.gather(*asked)
+
+    with engine.serving(policy), ThreadPoolExecutor() as threads:
+        loops = [calls(24, prompt=(5, n)) for n in range(3)]
+        found = list(threads.map(lambda requests: asyncio.run(here(requests)), loops))
+    for requests, generations in zip(loops, found, strict=True):
+        assert_answered(generations, requests, policy)
+
+
+def test_a_closed_engine_refuses_the_calls_of_loops_that_are_at_home(servers, attach, policy):
+    (server,) = servers()
+    server.seconds = 30
+    engine = attach([server], max_in_flight=2)
+
+    async def here():
+        async with engine.at_home():
+            asked = [asyncio.ensure_future(engine.generate(request)) for request in calls(4)]
+            await asyncio.to_thread(eventually, lambda: server.running == 2)
+            await asyncio.to_thread(engine.close)
+            return await asyncio.gather(*asked, return_exceptions=True)
+
+    with engine.serving(policy):
+        found = asyncio.run(here())
+    assert all(isinstance(one, EngineFault) and "closed" in str(one) for one in found), found
 
 
 def test_a_closed_engine_answers_no_more(servers, attach, policy):
