@@ -20,6 +20,7 @@ def tasks_of(executor: Executor, recipe: Recipe) -> Manifest:
 def starting_policy(executor: Executor, recipe: Recipe) -> Manifest:
     """The policy artifact that the first iteration of a resolved recipe samples with."""
     start, how = recipe.policy, recipe.execution
+    assert start is not None, "the recipe has been validated"
     make = partial(executor.run, before=lambda: _check_tools(executor, recipe))
     if start.ref is not None:
         policy = executor.store.resolve(start.ref, kind="policy")

@@ -71,7 +71,7 @@ def _completed(store: Store, stage: Stage[Any, Any], given: dict[str, list[Manif
                 hint=f"give it: {name}=REF",
             )
     if "base" in stage.inputs and "base" not in inputs:
-        for policy in inputs["policy"]:
+        for policy in inputs.get("policy", []):
             inputs |= policy_inputs(store, policy)
     return inputs
 

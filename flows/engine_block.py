@@ -1,17 +1,22 @@
 """The engine in one block: ``engine: {type: vllm, workers: 2, args: {…}}``.
 
-What changes no sample is moved to where it is kept, ``execution.rollouts.vllm``, before anything is validated: no key
-depends on it.
+What changes no sample is moved to where it is kept, ``execution.rollouts.vllm`` (or ``endpoint``), before anything is
+validated: no key depends on it.
 """
 
 from collections.abc import Mapping
 from typing import Any
 
-from schemas.config import nearest
+from schemas.config import ConfigModel, nearest
 from schemas.errors import ConfigError
+from stages.rollouts.endpoints.settings import EndpointConfig, EndpointExecution
 from stages.rollouts.workers.settings import EXECUTION_ARGS, VllmConfig, VllmExecution
 
-_MOVED = frozenset(VllmExecution.model_fields) - {"args"}
+_ENGINES: dict[str, tuple[type[ConfigModel], type[ConfigModel]]] = {
+    "vllm": (VllmConfig, VllmExecution),
+    "endpoint": (EndpointConfig, EndpointExecution),
+}
+"""Types of engines with an execution of their own, which is called as the type is."""
 
 
 def split_engine(rollouts: Mapping[str, Any], execution: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -20,23 +25,27 @@ def split_engine(rollouts: Mapping[str, Any], execution: Mapping[str, Any]) -> t
     Raises:
         ConfigError: a setting is unknown, or stands in both places with different values.
     """
-    engine, vllm = rollouts.get("engine"), execution.get("vllm", {})
-    if not isinstance(engine, dict) or engine.get("type") != "vllm" or not isinstance(vllm, dict):
+    engine = rollouts.get("engine")
+    kind = engine.get("type") if isinstance(engine, dict) else None
+    how = execution.get(kind, {}) if kind in _ENGINES else None
+    if not isinstance(engine, dict) or not isinstance(kind, str) or not isinstance(how, dict):
         return dict(rollouts), dict(execution)
-    known = sorted({*VllmConfig.model_fields, *_MOVED})
+    config, executed = _ENGINES[kind]
+    movable = set(executed.model_fields) - set(config.model_fields)
+    known = sorted({*config.model_fields, *movable})
     for unknown in sorted(set(engine) - set(known)):
         raise ConfigError(f"unknown key 'rollouts.engine.{unknown}'", hint=nearest(unknown, known))
-    moved = {name: engine[name] for name in engine.keys() & _MOVED}
+    moved = {name: engine[name] for name in engine.keys() & movable}
     kept = {name: value for name, value in engine.items() if name not in moved}
-    _refuse_contradictions(moved, vllm, "")
-    vllm = vllm | moved
-    args, how = engine.get("args"), vllm.get("args", {})
-    if isinstance(args, dict) and isinstance(how, dict):
+    _refuse_contradictions(moved, how, kind)
+    how = how | moved
+    args, how_args = engine.get("args"), how.get("args", {})
+    if isinstance(args, dict) and isinstance(how_args, dict):
         moved_args = {name: args[name] for name in args.keys() & EXECUTION_ARGS}
-        _refuse_contradictions(moved_args, how, "args.")
+        _refuse_contradictions(moved_args, how_args, kind, "args.")
         kept["args"] = {name: value for name, value in args.items() if name not in moved_args}
-        vllm |= {"args": how | moved_args}
-    return {**rollouts, "engine": kept}, {**execution, "vllm": vllm}
+        how |= {"args": how_args | moved_args}
+    return {**rollouts, "engine": kept}, {**execution, kind: how}
 
 
 def split_recipe(recipe: Mapping[str, Any]) -> dict[str, Any]:
@@ -51,11 +60,11 @@ def split_recipe(recipe: Mapping[str, Any]) -> dict[str, Any]:
     return {**recipe, "rollouts": rollouts, "execution": {**execution, "rollouts": of_rollouts}}
 
 
-def _refuse_contradictions(moved: Mapping[str, Any], there: Mapping[str, Any], prefix: str) -> None:
+def _refuse_contradictions(moved: Mapping[str, Any], there: Mapping[str, Any], kind: str, prefix: str = "") -> None:
     for name in sorted(moved.keys() & there.keys()):
         if moved[name] != there[name]:
             raise ConfigError(
-                f"rollouts.engine.{prefix}{name} is {moved[name]!r}, and execution.rollouts.vllm.{prefix}{name} is "
+                f"rollouts.engine.{prefix}{name} is {moved[name]!r}, and execution.rollouts.{kind}.{prefix}{name} is "
                 f"{there[name]!r}",
                 hint="set it in one of the two places",
             )

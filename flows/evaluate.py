@@ -1,4 +1,4 @@
-"""The ``evaluate`` flow: tasks, rollouts, rewards and a report for one policy, on references only."""
+"""The ``evaluate`` flow: tasks, rollouts, rewards and a report for one policy or endpoint, on references only."""
 
 from datetime import UTC, datetime
 from typing import Any
@@ -53,9 +53,10 @@ def evaluate_run(store: Store, recipe: EvaluateRecipe, run: str, reporter: Repor
 def _evaluate(executor: Executor, recipe: EvaluateRecipe, run: str) -> None:
     store, how = executor.store, recipe.execution
     tasks = tasks_of(executor, recipe)
-    policy = starting_policy(executor, recipe)
+    policy = None if recipe.policy is None else starting_policy(executor, recipe)
+    answering = {} if policy is None else policy_inputs(store, policy)
     rollouts = executor.run(
-        "rollouts", recipe.rollouts, logs_beside(how.rollouts, run), {"tasks": [tasks], **policy_inputs(store, policy)}
+        "rollouts", recipe.rollouts, logs_beside(how.rollouts, run), {"tasks": [tasks], **answering}
     )
     rewards = executor.run("rewards", recipe.rewards, how.rewards, {"tasks": [tasks], "rollouts": [rollouts]})
     report = executor.run(
@@ -63,8 +64,7 @@ def _evaluate(executor: Executor, recipe: EvaluateRecipe, run: str) -> None:
     )
     made = {
         "tasks": tasks,
-        "sampled_by": policy,
-        "policy_in": policy,
+        **({} if policy is None else {"sampled_by": policy, "policy_in": policy}),
         "rollouts": rollouts,
         "rewards": rewards,
         "report": report,

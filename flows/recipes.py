@@ -21,6 +21,7 @@ from stages.policy.tiny import InitConfig
 from stages.policy.warmstart import WarmstartConfig
 from stages.report.stage import ReportConfig, ReportExecution
 from stages.rewards.stage import RewardsConfig, RewardsExecution
+from stages.rollouts.endpoints.settings import EndpointConfig
 from stages.rollouts.stage import RolloutsConfig, RolloutsExecution
 from stages.tasks.stage import TasksConfig, TasksExecution
 
@@ -82,12 +83,22 @@ class Recipe(ConfigModel):
     """Name of the run, a folder in the store. None: the recipe's file name and a hash of its settings."""
     seed: int = Field(default=0, ge=0)
     """Everything random derives from it."""
-    policy: StartingPolicy
+    policy: StartingPolicy | None = None
+    """None: a model that others serve answers, ``rollouts.engine.type=endpoint``."""
     tasks: TasksConfig
     rollouts: RolloutsConfig = RolloutsConfig()
     rewards: RewardsConfig = RewardsConfig()
     report: ReportConfig = ReportConfig()
     execution: Execution = Execution()
+
+    @model_validator(mode="after")
+    def _one_model(self) -> "Recipe":
+        is_endpoint = isinstance(self.rollouts.engine, EndpointConfig)
+        if self.policy is None and not is_endpoint:
+            raise ValueError("policy is missing: give one of policy.new, policy.source and policy.ref")
+        if self.policy is not None and is_endpoint:
+            raise ValueError("rollouts.engine.type=endpoint asks a model that others serve: leave policy out")
+        return self
 
     def identity(self) -> dict[str, Any]:
         """What determines the results, as plain JSON: the recipe without its name and its execution."""
@@ -106,6 +117,15 @@ class TrainRecipe(Recipe):
     advantages: AdvantagesConfig = AdvantagesConfig()
     update: PolicyConfig = PolicyConfig()
     """The policy update."""
+
+    @model_validator(mode="after")
+    def _has_a_policy(self) -> "TrainRecipe":
+        if self.policy is None:
+            raise ValueError(
+                "rollouts.engine.type=endpoint gives no token ids and no logprobs, so nothing can be trained on them; "
+                "rollmill eval can use it"
+            )
+        return self
 
     @model_validator(mode="after")
     def _gate_compares_one_policy(self) -> "TrainRecipe":

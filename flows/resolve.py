@@ -36,8 +36,10 @@ def resolve(store: Store, recipe: RecipeT) -> RecipeT:
     how = recipe.execution
     tasks = _resolved_tasks(store, recipe.tasks, how.tasks)
     _refuse_names_in_tasks(recipe, tasks)
-    changed: dict[str, ConfigModel] = {"tasks": tasks, "policy": _resolved_policy(store, recipe.policy, how)}
-    if isinstance(recipe, TrainRecipe) and recipe.policy.ref is not None:
+    changed: dict[str, ConfigModel] = {"tasks": tasks}
+    if recipe.policy is not None:
+        changed["policy"] = _resolved_policy(store, recipe.policy, how)
+    if isinstance(recipe, TrainRecipe) and recipe.policy is not None and recipe.policy.ref is not None:
         start = store.resolve(recipe.policy.ref, kind="policy")
         check_lora(store.inputs(policy_inputs(store, start)), recipe.update.lora)
     for section, stage in _SECTIONS.items():

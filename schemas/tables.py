@@ -85,7 +85,7 @@ STEPS = TableSpec(
             _column("trajectory", pa.string(), "name or role of the trajectory inside the episode"),
             _column("step_index", pa.int32(), "place of the call in its trajectory, 0 to n-1"),
             _column("finish_reason", pa.string(), "why sampling ended: stop, length, tool_calls or abort"),
-            _column("policy_id", pa.string(), "key of the policy that sampled"),
+            _optional("policy_id", pa.string(), "key of the policy that sampled; null: no policy of a store did"),
             _optional(
                 "logprob_mode",
                 pa.string(),
@@ -98,7 +98,9 @@ STEPS = TableSpec(
             _column("started_at", TIMESTAMP, "when the call was sent, UTC"),
             _column("latency_s", pa.float64(), "from sending the call to its last token, seconds"),
             _optional("worker", pa.string(), "the engine worker that answered; null: not known"),
-            _column("prefix_length", pa.int64(), "leading ids of the sequence so far that the prompt keeps"),
+            _optional(
+                "prefix_length", pa.int64(), "leading ids of the sequence so far that the prompt keeps; null: no ids"
+            ),
             _column("messages", pa.large_string(), "canonical JSON of the messages new since the previous step"),
             _optional("response", pa.large_string(), "the decoded answer without its stop token; null: no text"),
             _optional("reasoning", pa.large_string(), "reasoning kept apart from the answer; null: none"),

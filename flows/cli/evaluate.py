@@ -26,6 +26,9 @@ def evaluate(
             help="policy/KEY or RUN:policy of the store, a model folder (here or s3://…), a GGUF file, or hf://org/name@COMMIT.",
         ),
     ] = None,
+    model: Annotated[
+        str | None, typer.Option("--model", "-m", metavar="NAME", help="A model of rollmill model list, instead.")
+    ] = None,
     limit: Annotated[int | None, typer.Option(min=1, help="Only the first tasks.")] = None,
     samples: Annotated[int | None, typer.Option("--samples", "-n", min=1, help="Attempts at each task.")] = None,
     grader: Annotated[str | None, typer.Option(help="Another grader than the benchmark's.")] = None,
@@ -34,26 +37,32 @@ def evaluate(
     ] = None,
     store: StoreOption = None,
 ) -> None:
-    """Evaluate a policy on a benchmark; leaves tasks, rollouts, rewards and a report.
+    """Evaluate a policy, or a model that others serve, on a benchmark; leaves tasks, rollouts, rewards and a report.
 
     Settings are those of an evaluation recipe, e.g. rollouts.sampling.max_tokens=256 or seed=1.
 
     Example: rollmill eval gsm8k --policy demo:policy --limit 16 -n 2
     """
+    from flows.models import stored_model
     from flows.recipes import EvaluateRecipe, load_recipe
     from flows.resolve import resolve
     from flows.runs import has_finished, run_name
     from schemas.errors import ConfigError
     from stages.artifacts.store import open_store
 
-    if policy is None:
+    if (policy is None) == (model is None):
         raise ConfigError(
-            "eval needs a policy",
-            hint="give --policy policy/KEY, --policy RUN:policy, or a model folder (see rollmill policy import)",
+            "eval needs a policy, or a model that others serve, and not both",
+            hint="give --policy policy/KEY, --policy RUN:policy, or a model folder (see rollmill policy import); or "
+            "--model NAME (see rollmill model setup)",
         )
-    recipe: dict[str, Any] = {"tasks": {"benchmark": benchmark, "limit": limit}, "policy": _start(policy)}
+    recipe: dict[str, Any] = {"tasks": {"benchmark": benchmark, "limit": limit}, "rollouts": {}}
+    if policy is not None:
+        recipe["policy"] = _start(policy)
+    if model is not None:
+        recipe["rollouts"]["engine"] = stored_model(model).block()
     if samples is not None:
-        recipe["rollouts"] = {"n": samples}
+        recipe["rollouts"]["n"] = samples
     if grader is not None:
         recipe["rewards"] = {"grader": grader}
     if data_dir is not None:

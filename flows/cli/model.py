@@ -105,7 +105,13 @@ def test(name: NameArgument) -> None:
     config, execution = stored_model(name).parts()
     with opened(config, execution) as endpoint:
         session = EndpointSession(
-            "test", ask=endpoint.ask, config=config, sampling=SamplingParams(), max_turns=None, seed=0, uid="test"
+            "test",
+            ask=lambda call_id, *call: endpoint.ask(*call),
+            config=config,
+            sampling=SamplingParams(),
+            max_turns=None,
+            seed=0,
+            uid="test",
         )
         asyncio.run(session.chat([{"role": "user", "content": "Say hello in one word."}]))
     (step,) = session.steps()

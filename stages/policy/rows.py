@@ -57,6 +57,7 @@ def training_rows(inputs: Inputs, *, needs_logprobs: bool) -> TrainingRows:
         .collect()
     )
     _check_every_advantage_has_steps(trained, steps)
+    _check_every_step_has_ids(steps)
     return TrainingRows(
         steps=_with_temperature(steps, needs_logprobs),
         group_ids=trained["group_id"].unique().sort().to_list(),
@@ -78,6 +79,16 @@ def _check_every_advantage_has_steps(trained: "pl.DataFrame", steps: "pl.DataFra
     empty = trained.filter(trained["advantage"].is_null() & trained["token_advantages"].is_null()).select(ID)
     if empty.height:
         raise InputError(f"the advantages keep trajectories without an advantage: {named(empty.to_arrow())}")
+
+
+def _check_every_step_has_ids(steps: "pl.DataFrame") -> None:
+    unknown = steps.filter(steps["prefix_length"].is_null()).select(ID)
+    if unknown.height:
+        raise InputError(
+            f"rollouts that cannot be trained on: {named(unknown.to_arrow())} were answered by an endpoint, which "
+            "gives no token ids and no logprobs",
+            hint="sample with a policy of the store: an engine of another type than endpoint",
+        )
 
 
 def _with_temperature(steps: "pl.DataFrame", needs_logprobs: bool) -> pa.Table:

@@ -10,6 +10,7 @@ from pydantic import BeforeValidator, Field, model_validator
 from schemas.config import ConfigModel, nearest
 from schemas.runner import RunnerConfig
 from stages.rollouts.commands import CommandAgent
+from stages.rollouts.endpoints.settings import EndpointConfig, EndpointExecution
 from stages.rollouts.workers.settings import VllmConfig, VllmExecution
 
 
@@ -69,7 +70,7 @@ class ScriptedConfig(ConfigModel):
     """Length of a drawn answer."""
 
 
-ENGINE_TYPES = ("transformers", "vllm", "scripted")
+ENGINE_TYPES = ("transformers", "vllm", "scripted", "endpoint")
 
 
 def _known_engine(value: Any) -> Any:
@@ -80,7 +81,7 @@ def _known_engine(value: Any) -> Any:
 
 
 EngineConfig = Annotated[
-    Annotated[TransformersConfig | VllmConfig | ScriptedConfig, Field(discriminator="type")],
+    Annotated[TransformersConfig | VllmConfig | ScriptedConfig | EndpointConfig, Field(discriminator="type")],
     BeforeValidator(_known_engine),
 ]
 
@@ -116,7 +117,7 @@ class RolloutsConfig(ConfigModel):
     is_validation: bool = False
     """Told to the agent: the episodes are for evaluation."""
     engine: EngineConfig = TransformersConfig()
-    """What samples."""
+    """What samples. ``endpoint``: a model that others serve, instead of a policy."""
 
     @model_validator(mode="after")
     def _groups_can_be_filled(self) -> "RolloutsConfig":
@@ -150,3 +151,5 @@ class RolloutsExecution(ConfigModel):
     """Where shards are worked on."""
     vllm: VllmExecution = VllmExecution()
     """How the vLLM engine's workers are run."""
+    endpoint: EndpointExecution = EndpointExecution()
+    """How the endpoint engine's model is asked."""

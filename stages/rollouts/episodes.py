@@ -10,21 +10,20 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
 
 from schemas.loading import is_user_code
 from schemas.records import Task
 from stages.rollouts.calls import ModelAnswer, ModelCall
-from stages.rollouts.chat_template import ChatTemplate
-from stages.rollouts.engines.base import Engine, EngineFault, SamplingParams
+from stages.rollouts.engines.base import EngineFault
 from stages.rollouts.gateway.server import Endpoint, Gateway
-from stages.rollouts.masking import MASK, Masker
+from stages.rollouts.masking import MASK
 from stages.rollouts.processes import AgentProcesses, AgentRaised
 from stages.rollouts.returned import Returned, returned
 from stages.rollouts.sdk import Agent, AgentConfig, EpisodeClosed, MaxTurnsReached, Messages, ModelCalls, Reply
-from stages.rollouts.session import RecordedStep, Session
+from stages.rollouts.sources import AnyStep, Source, TrajectorySession
 
 _MESSAGE_LIMIT = 2000
 """Characters of a fault's message that are kept."""
@@ -73,7 +72,7 @@ class EpisodeRecord:
     """Canonical JSON of what the agent returned."""
     started_at: datetime
     duration_s: float
-    steps: list[RecordedStep]
+    steps: list[AnyStep]
     """Sorted by trajectory and step."""
     call_errors: list[CallError]
     """Sorted by trajectory, then in the order in which they failed."""
@@ -87,25 +86,15 @@ class EpisodeRecord:
 class Setting:
     """What all attempts share."""
 
-    engine: Engine
-    template: ChatTemplate
-    policy_id: str
-    sampling: SamplingParams
+    source: Source
+    """What answers."""
+    sampling: dict[str, Any]
+    """Told to agents."""
     agent_config: dict[str, Any]
-    max_turns: int | None
     time_limit_s: float | None
     is_validation: bool
-    agent_samples: bool = False
-    """Whether calls over HTTP choose how the policy samples."""
     in_processes: bool = False
     """Whether users' functions run in processes of their own."""
-    mask: Masker = field(default_factory=Masker)
-    """What takes secrets out of what agents return and raise."""
-
-    @property
-    def model(self) -> str:
-        """What agents call the policy."""
-        return self.policy_id[:12]
 
 
 def run_attempts(
@@ -144,7 +133,8 @@ async def _run(
     finished: Callable[[EpisodeRecord], None],
     is_enough: Callable[[], bool],
 ) -> None:
-    async with setting.engine.at_home(), Gateway(setting.model, setting.template.token_text) as gateway:
+    source = setting.source
+    async with source.at_home(), Gateway(source.model, source.token_text) as gateway:
         await _run_all(attempts, setting, gateway, max_concurrency, finished, is_enough)
 
 
@@ -186,14 +176,9 @@ async def _run_one(
 ) -> EpisodeRecord:
     calls = _EpisodeCalls(attempt, setting, gateway, asyncio.get_running_loop())
     config = AgentConfig(
-        model=setting.model,
+        model=setting.source.model,
         session_uid=attempt.episode_id,
-        sampling_params={
-            "temperature": setting.sampling.temperature,
-            "top_p": setting.sampling.top_p,
-            "top_k": setting.sampling.top_k,
-            "max_tokens": setting.sampling.max_tokens,
-        },
+        sampling_params=dict(setting.sampling),
         is_validation=setting.is_validation,
         metadata=setting.agent_config,
         seed=attempt.seed,
@@ -243,7 +228,7 @@ def _kind(fault: BaseException) -> str:
     return fault.kind if isinstance(fault, AgentRaised) else type(fault).__name__
 
 
-def _status(in_time: bool, error: BaseException | None, calls: "_EpisodeCalls", steps: list[RecordedStep]) -> str:
+def _status(in_time: bool, error: BaseException | None, calls: "_EpisodeCalls", steps: list[AnyStep]) -> str:
     if not in_time:
         return "timeout"
     if calls.turns_ran_out and (error is None or _kind(error) == MaxTurnsReached.__name__ or calls.was_told_over_http):
@@ -309,7 +294,7 @@ class _EpisodeCalls(ModelCalls):
         """None: the agent has not asked for one."""
         self._opening = threading.Lock()
         self._loop = loop
-        self._sessions: dict[str, Session] = {}
+        self._sessions: dict[str, TrajectorySession] = {}
         self._closed = False
         self._errors: list[CallError] = []
         self._in_flight: dict[_Call, None] = {}
@@ -367,7 +352,7 @@ class _EpisodeCalls(ModelCalls):
         """``text`` without secrets, the episode's own key among them."""
         if self._endpoint is not None:
             text = text.replace(self._endpoint.api_key, MASK)
-        return self._setting.mask(text)
+        return self._setting.source.mask(text)
 
     def base_url(self, trajectory: str) -> str:
         return self._opened().base_url(trajectory)
@@ -409,7 +394,7 @@ class _EpisodeCalls(ModelCalls):
         """Those under which calls were answered."""
         return list(self._answered)
 
-    def steps(self, names: Mapping[str, str]) -> list[RecordedStep]:
+    def steps(self, names: Mapping[str, str]) -> list[AnyStep]:
         """The answered calls, by trajectory; ``names`` are those of roles that are called otherwise."""
         if not names:
             return [step for name in sorted(self._sessions) for step in self._sessions[name].steps()]
@@ -421,18 +406,9 @@ class _EpisodeCalls(ModelCalls):
         found = [replace(error, trajectory=names.get(error.trajectory, error.trajectory)) for error in self._errors]
         return sorted(found, key=lambda error: error.trajectory)
 
-    def _session(self, trajectory: str) -> Session:
+    def _session(self, trajectory: str) -> TrajectorySession:
         if trajectory not in self._sessions:
-            setting = self._setting
-            self._sessions[trajectory] = Session(
-                trajectory,
-                template=setting.template,
-                engine=setting.engine,
-                policy_id=setting.policy_id,
-                sampling=setting.sampling,
-                max_turns=setting.max_turns,
-                seed=self._attempt.seed,
-                uid=self._attempt.episode_id,
-                agent_samples=setting.agent_samples,
-            )
+            attempt = self._attempt
+            new_session = self._setting.source.new_session
+            self._sessions[trajectory] = new_session(trajectory, seed=attempt.seed, uid=attempt.episode_id)
         return self._sessions[trajectory]

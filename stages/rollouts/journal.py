@@ -87,6 +87,14 @@ class JournalEngine(Engine):
 @contextlib.contextmanager
 def journalled(engine: Engine, key: str, shard: str) -> Iterator[JournalEngine]:
     """The engine with the journal of one shard of the work called ``key``."""
+    with journal_files(key, shard) as (old, file):
+        known = {call: generation for path in old for call, generation in _read(path.read_bytes())}
+        yield JournalEngine(engine, known, file)
+
+
+@contextlib.contextmanager
+def journal_files(key: str, shard: str) -> Iterator[tuple[list[Path], int]]:
+    """The files of the attempts before at one shard of the work called ``key``, and a new one, open for writing."""
     folder = cache_root() / "journal" / key[:32]
     sweep_once(cache_root())
     _remove_done()
@@ -94,11 +102,10 @@ def journalled(engine: Engine, key: str, shard: str) -> Iterator[JournalEngine]:
     with _gate:  # what this process has finished is not asked for again, unless to be made anew for another store
         finished = {path for _, path in _done}
     old = [path for path in folder.glob(f"{shard}-*.calls") if path not in finished]
-    known = {call: generation for path in old for call, generation in _read(path.read_bytes())}
     path = folder / f"{shard}-{token_hex(8)}.calls"
     file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o600)
     try:
-        yield JournalEngine(engine, known, file)
+        yield old, file
     finally:
         os.close(file)
     with _gate:

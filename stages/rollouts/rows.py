@@ -1,7 +1,7 @@
 """Finished episodes as rows of the ``episodes`` and ``steps`` tables."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,9 +10,10 @@ import pyarrow as pa
 from schemas.canonical import canonical_json
 from schemas.tables import CALL_ERRORS, EPISODES, STEPS
 from stages.rollouts.episodes import EpisodeRecord
+from stages.rollouts.sources import AnyStep
 
 
-def episodes_table(episodes: Sequence[EpisodeRecord], policy_id: str) -> pa.Table:
+def episodes_table(episodes: Sequence[EpisodeRecord]) -> pa.Table:
     """One row an episode, sorted by id."""
     rows = [
         {
@@ -28,15 +29,15 @@ def episodes_table(episodes: Sequence[EpisodeRecord], policy_id: str) -> pa.Tabl
             "started_at": episode.started_at,
             "duration_s": episode.duration_s,
             "n_steps": len(episode.steps),
-            "prompt_tokens": sum(step.prompt_tokens for step in episode.steps),
-            "response_tokens": sum(len(step.generation.response_ids) for step in episode.steps),
+            "prompt_tokens": total(step.prompt_tokens for step in episode.steps),
+            "response_tokens": total(step.response_tokens for step in episode.steps),
         }
         for episode in sorted(episodes, key=lambda episode: episode.attempt.episode_id)
     ]
     return pa.Table.from_pylist(rows, schema=EPISODES.schema)
 
 
-def steps_table(episodes: Sequence[EpisodeRecord], logprob_mode: str) -> pa.Table:
+def steps_table(episodes: Sequence[EpisodeRecord], logprob_mode: str | None) -> pa.Table:
     """One row a model call, sorted by episode, trajectory and step.
 
     Where an answer was kept to a JSON schema, vLLM gives the logprobs of what the schema has left (it rules the other
@@ -50,7 +51,7 @@ def steps_table(episodes: Sequence[EpisodeRecord], logprob_mode: str) -> pa.Tabl
         "step_index": [step.step_index for _, step in found],
         "finish_reason": [step.finish_reason for _, step in found],
         "policy_id": [step.generation.policy_id for _, step in found],
-        "logprob_mode": [logprob_mode if step.sampling.json_schema is None else "constrained" for _, step in found],
+        "logprob_mode": [_mode(step, logprob_mode) for _, step in found],
         "temperature": [step.sampling.temperature for _, step in found],
         "top_p": [step.sampling.top_p for _, step in found],
         "top_k": [step.sampling.top_k for _, step in found],
@@ -67,8 +68,8 @@ def steps_table(episodes: Sequence[EpisodeRecord], logprob_mode: str) -> pa.Tabl
             for _, step in found
         ],
         "prompt_ids": [step.prompt_ids for _, step in found],
-        "response_ids": [step.generation.response_ids for _, step in found],
-        "logprobs": [step.generation.logprobs for _, step in found],
+        "response_ids": [step.response_ids for _, step in found],
+        "logprobs": [step.logprobs for _, step in found],
     }
     return pa.table([_column(columns[field.name], field) for field in STEPS.schema], schema=STEPS.schema)
 
@@ -94,9 +95,23 @@ def call_errors_table(episodes: Sequence[EpisodeRecord]) -> pa.Table:
     return pa.Table.from_pylist(rows, schema=CALL_ERRORS.schema)
 
 
+def total(counts: Iterable[int | None]) -> int | None:
+    """The sum; None where one of them is not known."""
+    known = list(counts)
+    return None if None in known else sum(filter(None, known))
+
+
+def _mode(step: AnyStep, logprob_mode: str | None) -> str | None:
+    if step.logprobs is None:
+        return None
+    return logprob_mode if step.sampling.json_schema is None else "constrained"
+
+
 def _column(values: list[Any], field: "pa.Field[Any]") -> pa.Array:
     if not pa.types.is_large_list(field.type):
         return pa.array(values, type=field.type)
+    if all(value is None for value in values):  # the ids of an endpoint, which gives none
+        return pa.nulls(len(values), field.type)
     offsets = np.concatenate([[0], np.cumsum([len(value) for value in values], dtype=np.int64)])
     flat = np.concatenate(values) if values else np.zeros(0)
     elements = pa.array(flat.astype(field.type.value_type.to_pandas_dtype(), copy=False))

@@ -64,6 +64,18 @@ class RecordedStep:
     seed: int
 
     @property
+    def response_ids(self) -> np.ndarray:
+        return self.generation.response_ids
+
+    @property
+    def logprobs(self) -> np.ndarray:
+        return self.generation.logprobs
+
+    @property
+    def response_tokens(self) -> int:
+        return len(self.generation.response_ids)
+
+    @property
     def finish_reason(self) -> str:
         """Why sampling ended; ``tool_calls`` where it ended to call tools."""
         return _reason(self.tool_calls, self.generation)

@@ -18,6 +18,7 @@ from stages.artifacts.stage import Inputs, InputSpec, ShardOutput, Stage, Work
 from stages.rollouts.agents import agent_label, agent_named, agent_version, check_settings, first_messages
 from stages.rollouts.commands import CommandAgent
 from stages.rollouts.config import RolloutsConfig, RolloutsExecution
+from stages.rollouts.endpoints.settings import EndpointConfig, key_of
 from stages.rollouts.selection import selected
 from stages.rollouts.workers.command import vllm_python
 from stages.rollouts.workers.settings import VllmConfig
@@ -38,7 +39,7 @@ class RolloutsStage(Stage[RolloutsConfig, RolloutsExecution]):
     stochastic: ClassVar[bool] = True
     inputs: ClassVar[dict[str, InputSpec]] = {
         "tasks": InputSpec("tasks"),
-        "policy": InputSpec("policy"),
+        "policy": InputSpec("policy", optional=True),
         "base": InputSpec("policy", optional=True),
     }
     tables: ClassVar[tuple[str, ...]] = ("episodes", "steps", "call_errors")
@@ -51,9 +52,8 @@ class RolloutsStage(Stage[RolloutsConfig, RolloutsExecution]):
         return config.model_copy(update={"agent_version": version})
 
     def check(self, inputs: Inputs, config: RolloutsConfig, execution: RolloutsExecution) -> None:
-        from stages.rollouts.chat_template import chat_template_in
-
-        check_base(inputs)
+        is_endpoint = isinstance(config.engine, EndpointConfig)
+        _check_policy(inputs, is_endpoint=is_endpoint)
         names: Sequence[str | CommandAgent] = [config.agent] if config.agent is not None else _agents_of_tasks(inputs)
         for name in names:
             agent_named(name)
@@ -63,8 +63,13 @@ class RolloutsStage(Stage[RolloutsConfig, RolloutsExecution]):
                 f"{config.n} attempts at temperature 0 would all be the same",
                 hint="raise sampling.temperature, or set n=1",
             )
+        if is_endpoint:
+            key_of(execution.endpoint)
+            return
         if isinstance(config.engine, VllmConfig) and execution.vllm.starts_workers:
             vllm_python(execution.vllm)
+        from stages.rollouts.chat_template import chat_template_in
+
         template = chat_template_in(policy_folders(inputs)[0])
         for text in config.sampling.stop:
             template.token_id(text)
@@ -74,20 +79,18 @@ class RolloutsStage(Stage[RolloutsConfig, RolloutsExecution]):
         self, inputs: Inputs, config: RolloutsConfig, execution: RolloutsExecution, work: Work
     ) -> list[dict[str, Any]]:
         task_ids = _selected_ids(inputs, config, work)
-        _refuse_long_prompts(inputs, config, task_ids)
+        if not isinstance(config.engine, EndpointConfig):
+            _refuse_long_prompts(inputs, config, task_ids)
         size = execution.shard_tasks or max(1, _SHARD_EPISODES // config.n)
         return [{"task_ids": task_ids[start : start + size]} for start in range(0, len(task_ids), size)]
 
     def work(
         self, shard: ShardPlan, inputs: Inputs, config: RolloutsConfig, execution: RolloutsExecution, work: Work
     ) -> ShardOutput:
-        from stages.rollouts.engines import engine_for
         from stages.rollouts.episodes import EpisodeRecord, run_attempts
-        from stages.rollouts.journal import journalled
         from stages.rollouts.rows import call_errors_table, episodes_table, steps_table
 
         tasks = list(_tasks(inputs, shard.spec["task_ids"]))
-        policy = _policy(inputs)
         episodes: list[EpisodeRecord] = []
         total = len(tasks) * config.n
 
@@ -95,16 +98,15 @@ class RolloutsStage(Stage[RolloutsConfig, RolloutsExecution]):
             episodes.append(episode)
             work.progress(len(episodes), total)
 
-        engine = engine_for(config.engine, execution)
-        with engine.serving(policy), journalled(engine, work.key, shard.id) as journal:
+        with _source(inputs, config, execution, work.key, shard.id) as source:
             began = time.perf_counter()
-            setting = _setting(inputs, config, execution, journal, policy)
+            setting = _setting(config, execution, source)
             is_enough = _stopping_rule(tasks, config, episodes)
             run_attempts(_attempts(tasks, config, work), setting, execution.max_concurrency, finished, is_enough)
             sampling_s = time.perf_counter() - began
-            facts = engine.facts()
-        steps = steps_table(episodes, engine.logprob_mode)
-        table = episodes_table(episodes, policy.policy_id)
+            facts = source.facts()
+        steps = steps_table(episodes, source.logprob_mode)
+        table = episodes_table(episodes)
         return ShardOutput(
             {"episodes": table, "steps": steps, "call_errors": call_errors_table(episodes)},
             summary=_summary(tasks, config, episodes, sampling_s) | facts,
@@ -122,8 +124,10 @@ class RolloutsStage(Stage[RolloutsConfig, RolloutsExecution]):
                 elif isinstance(value, list):
                     total[name] = sorted({*total.get(name, []), *value})
                 elif name not in ("tokens_per_s", "left"):  # what was left stands in the shards' receipts
-                    total[name] = total.get(name, 0) + value
-        rate = total["response_tokens"] / busy_s if (busy_s := _busy_s(receipts)) else None
+                    before = total.get(name, 0)
+                    total[name] = None if value is None or before is None else before + value
+        n_tokens, busy_s = total["response_tokens"], _busy_s(receipts)
+        rate = n_tokens / busy_s if busy_s and n_tokens is not None else None
         return {**total, "tokens_per_s": rate, "status": dict(sorted(status.items()))}
 
 
@@ -138,6 +142,19 @@ def _busy_s(receipts: list[Receipt]) -> float:
         total += max(0.0, end - max(start, until))
         until = max(until, end)
     return total
+
+
+def _check_policy(inputs: Inputs, *, is_endpoint: bool) -> None:
+    """Refuses a policy where somebody else's model answers, and none where it does not."""
+    if inputs.manifests("policy") and is_endpoint:
+        raise ConfigError("engine.type=endpoint asks a model that others serve, and a policy was given, too")
+    if is_endpoint:
+        return
+    if not inputs.manifests("policy"):
+        raise ConfigError(
+            "stage rollouts needs the input 'policy' (an artifact of kind policy)", hint="give it: policy=REF"
+        )
+    check_base(inputs)
 
 
 def _agents_of_tasks(inputs: Inputs) -> list[str]:
@@ -205,26 +222,23 @@ def _probe(inputs: Inputs) -> Any:
     return Probe(ids=ids, logprobs=[row.to_numpy() for row in frame["logprobs"]])
 
 
-def _setting(inputs: Inputs, config: RolloutsConfig, execution: RolloutsExecution, engine: Any, policy: Any) -> Any:
-    from stages.rollouts.chat_template import chat_template_in
-    from stages.rollouts.engines.base import SamplingParams
+def _source(inputs: Inputs, config: RolloutsConfig, execution: RolloutsExecution, key: str, shard: str) -> Any:
+    from stages.rollouts.sources import endpoint_source, policy_source
+
+    if isinstance(config.engine, EndpointConfig):
+        return endpoint_source(config.engine, config, execution, key, shard)
+    return policy_source(_policy(inputs), config, execution, key, shard)
+
+
+def _setting(config: RolloutsConfig, execution: RolloutsExecution, source: Any) -> Any:
     from stages.rollouts.episodes import Setting
 
-    template = chat_template_in(policy.folder)
-    sampling = config.sampling
-    stops = {*template.stop_token_ids, *map(template.token_id, sampling.stop)}
     return Setting(
-        engine=engine,
-        template=template,
-        policy_id=policy.policy_id,
-        sampling=SamplingParams(
-            sampling.temperature, sampling.top_p, sampling.top_k, sampling.max_tokens, tuple(sorted(stops))
-        ),
+        source=source,
+        sampling=config.sampling.model_dump(include={"temperature", "top_p", "top_k", "max_tokens"}),
         agent_config=config.agent_config,
-        max_turns=config.max_turns,
         time_limit_s=config.episode_time_limit_s,
         is_validation=config.is_validation,
-        agent_samples=config.agent_samples,
         in_processes=execution.agents == "processes",
     )
 
@@ -291,17 +305,19 @@ def _left(tasks: list[Task], n: int, episodes: list[Any]) -> dict[str, list[int]
 
 
 def _summary(tasks: list[Task], config: RolloutsConfig, episodes: list[Any], sampling_s: float) -> dict[str, Any]:
+    from stages.rollouts.rows import total
+
     steps = [step for episode in episodes for step in episode.steps]
-    n_tokens = sum(len(step.generation.response_ids) for step in steps)
+    n_tokens = total(step.response_tokens for step in steps)
     words = sorted({episode.status for episode in episodes})
     found: dict[str, Any] = {
         "n_tasks": len(tasks),
         "n_episodes": len(episodes),
         "n_steps": len(steps),
-        "prompt_tokens": sum(step.prompt_tokens for step in steps),
+        "prompt_tokens": total(step.prompt_tokens for step in steps),
         "response_tokens": n_tokens,
         "sampling_s": sampling_s,
-        "tokens_per_s": n_tokens / sampling_s if sampling_s else None,
+        "tokens_per_s": n_tokens / sampling_s if sampling_s and n_tokens is not None else None,
         "status": {word: sum(episode.status == word for episode in episodes) for word in words},
     }
     if config.finish_when is not None:

@@ -14,12 +14,12 @@ from pathlib import Path
 import numpy as np
 
 from schemas.records import Task
-from stages.rollouts.chat_template import chat_template_in
-from stages.rollouts.engines.base import PolicyFiles, Probe, SamplingParams
-from stages.rollouts.engines.vllm import VllmEngine
+from stages.rollouts.config import RolloutsConfig, RolloutsExecution, Sampling
+from stages.rollouts.engines import close_engines
+from stages.rollouts.engines.base import PolicyFiles, Probe
 from stages.rollouts.episodes import Attempt, EpisodeRecord, Setting, run_attempts
-from stages.rollouts.journal import journalled
 from stages.rollouts.sdk import Agent, AgentConfig
+from stages.rollouts.sources import policy_source
 from stages.rollouts.workers.settings import VllmConfig, VllmExecution
 
 
@@ -29,7 +29,6 @@ def main() -> None:
     ids = np.arange(10, 30, dtype=np.int32)
     probe = Probe([ids], [np.full(len(ids) - 1, asked["logprob"], dtype=np.float32)])
     policy = PolicyFiles("0" * 64, Path(asked["policy"]), probe)
-    engine = VllmEngine(VllmConfig(type="vllm"), VllmExecution(workers=asked["workers"]), probe_tolerance=1e-3)
     open_sessions: list[AgentConfig] = []
     over = asyncio.Event()
 
@@ -47,15 +46,12 @@ def main() -> None:
         for n in range(asked["sessions"])
     ]
     episodes: list[EpisodeRecord] = []
-    with engine.serving(policy), journalled(engine, "0" * 64, "benchmark") as journal:
-        template = chat_template_in(policy.folder)
-        setting = Setting(
-            engine=journal, template=template, policy_id=policy.policy_id,
-            sampling=SamplingParams(max_tokens=asked["max_tokens"], stop_token_ids=template.stop_token_ids),
-            agent_config={}, max_turns=None, time_limit_s=None, is_validation=False,
-        )  # fmt: skip
+    config = RolloutsConfig(engine=VllmConfig(type="vllm"), sampling=Sampling(max_tokens=asked["max_tokens"]))
+    execution = RolloutsExecution(vllm=VllmExecution(workers=asked["workers"]))
+    with policy_source(policy, config, execution, "0" * 64, "benchmark") as source:
+        setting = Setting(source, sampling={}, agent_config={}, time_limit_s=None, is_validation=False)
         run_attempts(attempts, setting, asked["sessions"], episodes.append)
-    engine.close()
+    close_engines()
     print(json.dumps({"calls": sum(len(episode.steps) for episode in episodes)}), flush=True)
 
 

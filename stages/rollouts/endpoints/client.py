@@ -6,7 +6,6 @@ The key is taken out of everything that is read before anyone else sees it.
 
 import asyncio
 import json
-import os
 import random
 import threading
 import time
@@ -20,10 +19,10 @@ from urllib.parse import urlsplit
 import aiohttp
 
 from schemas.canonical import canonical_hash
-from schemas.errors import ConfigError, RollmillError
+from schemas.errors import RollmillError
 from stages.rollouts.endpoints.answers import Answer, Nonsense
 from stages.rollouts.endpoints.pacing import Pace, retry_after
-from stages.rollouts.endpoints.settings import EndpointConfig, EndpointExecution
+from stages.rollouts.endpoints.settings import EndpointConfig, EndpointExecution, key_of
 from stages.rollouts.engines.base import EngineFault
 from stages.rollouts.masking import MASK, SHORTEST, Masker
 
@@ -64,25 +63,6 @@ class _Failed(Exception):
     def __init__(self, what: str, wait_s: float | None = None, *, too_often: bool = False):
         super().__init__(what)
         self.what, self.wait_s, self.too_often = what, wait_s, too_often
-
-
-def key_of(execution: EndpointExecution) -> str | None:
-    """The key, from the environment.
-
-    Raises:
-        ConfigError: the variable is not set.
-    """
-    if execution.key_env is None:
-        return None
-    key = os.environ.get(execution.key_env, "").strip()
-    if not key:
-        raise ConfigError(
-            f"the environment variable {execution.key_env} holds no key for the endpoint",
-            hint=f"set it (export {execution.key_env}=…), or name another one: rollouts.engine.key_env",
-        )
-    if not key.isascii() or not key.isprintable():
-        raise ConfigError(f"the environment variable {execution.key_env} holds characters that no key has")
-    return key
 
 
 class Endpoint:

@@ -4,6 +4,7 @@ Messages, tools and what agents wish go there as they are, and reasoning, tool c
 them; nothing is rendered, parsed or counted here.
 """
 
+import json
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -20,7 +21,8 @@ from stages.rollouts.engines.base import SamplingParams
 from stages.rollouts.sdk import MaxTurnsReached, Messages, Reply
 from stages.rollouts.session import key_after, prefix_keys
 
-Ask = Callable[[str, dict[str, Any], Callable[[dict[str, Any]], Answer]], Awaitable[Asked]]
+Ask = Callable[[Any, str, dict[str, Any], Callable[[dict[str, Any]], Answer]], Awaitable[Asked]]
+"""Given what tells a call from others of the same text, the path, the body, and what reads the answer."""
 _LARGEST_SEED = 2**31 - 1
 """What every server takes."""
 
@@ -32,6 +34,7 @@ class Sent:
     temperature: float | None
     top_p: float | None
     top_k: int | None
+    json_schema: str | None
 
 
 @dataclass(frozen=True)
@@ -43,6 +46,7 @@ class TextGeneration:
     started_at: datetime
     latency_s: float
     policy_id: None = None
+    retries: tuple[()] = ()
 
 
 @dataclass(frozen=True)
@@ -79,6 +83,7 @@ class _Turn:
     """None: not answered."""
     asked: Asked | None = None
     body: dict[str, Any] | None = None
+    json_schema: str | None = None
 
 
 class EndpointSession:
@@ -140,12 +145,14 @@ class EndpointSession:
             raise MaxTurnsReached(f"trajectory {self._trajectory!r} has made its {self._max_turns} model calls")
         path, read = ("/chat/completions", chat_answer) if call.prompt is None else ("/completions", completion_answer)
         messages = call.messages if call.prompt is None else [{"role": "user", "content": _written(call.prompt)}]
-        turn = _Turn(messages, b"", body=self._body(call))
+        seed = self._seed_of(call)
+        call_id = [self._uid, self._trajectory, seed]
+        turn = _Turn(messages, b"", body=self._body(call, seed), json_schema=call.json_schema)
         self._turns.append(turn)
         self._n_asked += 1
         assert turn.body is not None
         try:
-            turn.asked = await self._ask(path, turn.body, read)
+            turn.asked = await self._ask(call_id, path, turn.body, read)
         except BaseException:  # a call that nobody waited for counts for nothing
             self._turns.remove(turn)
             raise
@@ -155,18 +162,21 @@ class EndpointSession:
         turn.key = key_after(prefix_keys(messages)[-1], said)
         return turn.answer
 
-    def _body(self, call: ModelCall) -> dict[str, Any]:
-        sampling, seed = self._sampling, seed_from(self._seed, self._trajectory, self._n_asked)
+    def _seed_of(self, call: ModelCall) -> int:
+        if self._agent_samples and call.seed is not None:
+            return (seed_from(call.seed, call.choice) if call.choice else call.seed) & _LARGEST_SEED
+        return seed_from(self._seed, self._trajectory, self._n_asked) & _LARGEST_SEED
+
+    def _body(self, call: ModelCall, seed: int) -> dict[str, Any]:
+        sampling = self._sampling
         if self._agent_samples:
             wishes = {name: getattr(call, name) for name in ("temperature", "top_p", "top_k", "max_tokens")}
             sampling = replace(sampling, **{name: wish for name, wish in wishes.items() if wish is not None})
-            if call.seed is not None:
-                seed = call.seed if not call.choice else seed_from(call.seed, call.choice)
         settings = {
             "temperature": sampling.temperature,
             "top_p": sampling.top_p,
             "max_tokens": sampling.max_tokens,
-            "seed": seed & _LARGEST_SEED,
+            "seed": seed,
         }
         for name in self._config.omit:
             del settings[name]
@@ -177,6 +187,9 @@ class EndpointSession:
             body["top_k"] = sampling.top_k
         if stop := [*dict.fromkeys([*self._stop, *call.stop])]:
             body["stop"] = stop
+        if call.json_schema is not None:
+            form = {"name": "answer", "schema": json.loads(call.json_schema)}
+            body["response_format"] = {"type": "json_schema", "json_schema": form}
         if call.prompt is not None:
             return body | {"prompt": call.prompt.tolist() if isinstance(call.prompt, np.ndarray) else call.prompt}
         return body | {"messages": call.messages} | ({"tools": call.tools} if call.tools else {})
@@ -207,7 +220,7 @@ class EndpointSession:
                         started_at=turn.asked.started_at,
                         latency_s=turn.asked.latency_s,
                     ),
-                    sampling=Sent(body.get("temperature"), body.get("top_p"), body.get("top_k")),
+                    sampling=Sent(body.get("temperature"), body.get("top_p"), body.get("top_k"), turn.json_schema),
                     seed=body.get("seed"),
                 )
             )

@@ -1,5 +1,6 @@
 """Settings of the endpoint engine: what changes the answers, and apart from it how it is asked."""
 
+import os
 import re
 from typing import Literal
 from urllib.parse import urlsplit
@@ -75,3 +76,22 @@ class EndpointExecution(ConfigModel):
                 "key_env must be the name of an environment variable, such as OPENAI_API_KEY, and no key itself"
             )
         return name
+
+
+def key_of(execution: EndpointExecution) -> str | None:
+    """The key, from the environment.
+
+    Raises:
+        ConfigError: the variable is not set.
+    """
+    if execution.key_env is None:
+        return None
+    key = os.environ.get(execution.key_env, "").strip()
+    if not key:
+        raise ConfigError(
+            f"the environment variable {execution.key_env} holds no key for the endpoint",
+            hint=f"set it (export {execution.key_env}=…), or name another one: rollouts.engine.key_env",
+        )
+    if not key.isascii() or not key.isprintable():
+        raise ConfigError(f"the environment variable {execution.key_env} holds characters that no key has")
+    return key

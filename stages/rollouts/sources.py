@@ -1,0 +1,114 @@
+"""Where the answers of a shard's episodes come from: a policy in an engine, or a model that others serve."""
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractAsyncContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Protocol
+
+from stages.rollouts.calls import ModelAnswer, ModelCall
+from stages.rollouts.chat_template import chat_template_in
+from stages.rollouts.config import RolloutsConfig, RolloutsExecution
+from stages.rollouts.endpoints.client import opened
+from stages.rollouts.endpoints.journal import JournalEndpoint
+from stages.rollouts.endpoints.session import EndpointSession, TextStep
+from stages.rollouts.endpoints.settings import EndpointConfig
+from stages.rollouts.engines import engine_for
+from stages.rollouts.engines.base import PolicyFiles, SamplingParams
+from stages.rollouts.journal import journal_files, journalled
+from stages.rollouts.masking import Masker
+from stages.rollouts.sdk import Messages, Reply
+from stages.rollouts.session import RecordedStep, Session
+
+AnyStep = RecordedStep | TextStep
+
+
+class TrajectorySession(Protocol):
+    """The model calls of one trajectory."""
+
+    async def chat(self, messages: Messages) -> Reply: ...
+
+    async def call(self, call: ModelCall) -> ModelAnswer: ...
+
+    def steps(self) -> list[Any]:
+        """Of one of the types in ``AnyStep``."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """What answers."""
+
+    model: str
+    """What agents call it."""
+    token_text: Callable[[int], str]
+    """How a token id is written."""
+    new_session: Callable[..., TrajectorySession]
+    """Given the trajectory, and by name the ``seed`` and the ``uid`` of its episode."""
+    mask: Masker
+    """What takes secrets out of what agents return and raise."""
+    logprob_mode: str | None
+    """None: there are no logprobs."""
+    facts: Callable[[], dict[str, list[str]]]
+    """What belongs into the artifact's summary."""
+    at_home: Callable[[], AbstractAsyncContextManager[None]] = nullcontext
+    """Entered in the episodes' event loop, for as long as they run."""
+
+
+@contextmanager
+def policy_source(
+    policy: PolicyFiles, config: RolloutsConfig, execution: RolloutsExecution, key: str, shard: str
+) -> Iterator[Source]:
+    """A policy in an engine, for one shard of the work called ``key``."""
+    template, sampling = chat_template_in(policy.folder), config.sampling
+    stops = {*template.stop_token_ids, *map(template.token_id, sampling.stop)}
+    engine = engine_for(config.engine, execution)
+    with engine.serving(policy), journalled(engine, key, shard) as journal:
+        yield Source(
+            model=policy.policy_id[:12],
+            token_text=template.token_text,
+            new_session=partial(
+                Session,
+                template=template,
+                engine=journal,
+                policy_id=policy.policy_id,
+                sampling=SamplingParams(
+                    sampling.temperature, sampling.top_p, sampling.top_k, sampling.max_tokens, tuple(sorted(stops))
+                ),
+                max_turns=config.max_turns,
+                agent_samples=config.agent_samples,
+            ),
+            mask=Masker(),
+            logprob_mode=engine.logprob_mode,
+            facts=engine.facts,
+            at_home=journal.at_home,
+        )
+
+
+@contextmanager
+def endpoint_source(
+    engine: EndpointConfig, config: RolloutsConfig, execution: RolloutsExecution, key: str, shard: str
+) -> Iterator[Source]:
+    """A model that others serve, for one shard of the work called ``key``.
+
+    Raises:
+        EngineFault: it has refused every call.
+    """
+    sampling = config.sampling
+    with opened(engine, execution.endpoint) as endpoint, journal_files(key, shard) as (old, file):
+        yield Source(
+            model=engine.model,
+            token_text=str,
+            new_session=partial(
+                EndpointSession,
+                ask=JournalEndpoint(endpoint, old, file).ask,
+                config=engine,
+                sampling=SamplingParams(sampling.temperature, sampling.top_p, sampling.top_k, sampling.max_tokens),
+                max_turns=config.max_turns,
+                agent_samples=config.agent_samples,
+                stop=tuple(sampling.stop),
+            ),
+            mask=endpoint.mask,
+            logprob_mode=None,
+            facts=lambda: {"models": [engine.model]},
+        )
+        endpoint.check_it_answers()
