@@ -4,11 +4,13 @@ completions API of servers that have no other.
 Here is only how they write things; what is believed of them, ``answers`` says.
 """
 
-import json
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from operator import itemgetter
 from typing import Any
+
+import numpy as np
+import orjson
 
 _MARK = "token_id:"
 
@@ -39,7 +41,7 @@ class Dialect(ABC):
     path: str
 
     @abstractmethod
-    def body(self, prompt: list[int], sampling: dict[str, Any]) -> dict[str, Any]:
+    def body(self, prompt: "list[int] | np.ndarray", sampling: dict[str, Any]) -> dict[str, Any]:
         """A request for one answer, without the model's name; ``sampling`` is named as in vLLM's SamplingParams."""
 
     @abstractmethod
@@ -53,7 +55,7 @@ class Dialect(ABC):
             UnusableAnswer: it has another form.
         """
         try:
-            whole = json.loads(body)
+            whole = orjson.loads(body)
             (choice,) = whole["choices"]
             return self._told(whole, choice)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -66,7 +68,7 @@ class TokenApi(Dialect):
 
     path = "/inference/v1/generate"
 
-    def body(self, prompt: list[int], sampling: dict[str, Any]) -> dict[str, Any]:
+    def body(self, prompt: "list[int] | np.ndarray", sampling: dict[str, Any]) -> dict[str, Any]:
         as_text = {"detokenize": "stop" in sampling}
         return {"token_ids": prompt, "return_token_ids": True, "sampling_params": sampling | as_text}
 
@@ -87,7 +89,7 @@ class CompletionsApi(Dialect):
 
     path = "/v1/completions"
 
-    def body(self, prompt: list[int], sampling: dict[str, Any]) -> dict[str, Any]:
+    def body(self, prompt: "list[int] | np.ndarray", sampling: dict[str, Any]) -> dict[str, Any]:
         wanted = {"return_token_ids": True, "return_tokens_as_token_ids": True, "skip_special_tokens": False}
         return {"prompt": prompt} | wanted | sampling
 

@@ -1,13 +1,13 @@
 """Speaks to one vLLM server over HTTP."""
 
 import asyncio
-import json
 import re
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
 import aiohttp
+import orjson
 
 _SHORT_S = 30.0
 """For what a server answers from memory."""
@@ -83,7 +83,9 @@ class Server:
         self.place = f"{parts.hostname}:{parts.port}" if parts.port else str(parts.hostname)
         """Host and port; a URL may hold a password."""
         self._connections = connections
-        self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+        self._headers = {"Content-Type": "application/json"}
+        if api_key:
+            self._headers["Authorization"] = f"Bearer {api_key}"
 
     async def version(self) -> str:
         return str((await self._json("GET", "/version")).get("version", "unknown"))
@@ -133,16 +135,17 @@ class Server:
 
     async def _json(self, method: str, path: str) -> dict[str, Any]:
         try:
-            found = json.loads(await self._ask(method, path, None, _SHORT_S) or b"{}")
+            found = orjson.loads(await self._ask(method, path, None, _SHORT_S) or b"{}")
         except ValueError as error:
             raise ServerFault(f"{self.place}{path} did not answer in JSON") from error
         return found if isinstance(found, dict) else {}
 
     async def _ask(self, method: str, path: str, body: dict[str, Any] | None, timeout_s: float) -> bytes:
+        data = None if body is None else orjson.dumps(body, option=orjson.OPT_SERIALIZE_NUMPY)
         limits = aiohttp.ClientTimeout(total=timeout_s, sock_connect=min(_SHORT_S, timeout_s))
         try:
             async with self._connections.here.request(
-                method, self._url + path, json=body, timeout=limits, headers=self._headers
+                method, self._url + path, data=data, timeout=limits, headers=self._headers
             ) as response:
                 content = await response.read()
         except TimeoutError as error:

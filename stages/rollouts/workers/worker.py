@@ -138,7 +138,7 @@ class Worker(ABC):
         """
         assert self.policy is not None
         dialect = self._dialect
-        body = dialect.body(request.prompt_ids.tolist(), sampling_of(request))
+        body = dialect.body(request.prompt_ids, sampling_of(request))
         body |= {"model": self._model, "cache_salt": self._salt}
         call = asyncio.ensure_future(self.server.complete(dialect.path, body, self._execution.request_timeout_s))
         self._calls.add(call)
