@@ -1,7 +1,7 @@
 """What every API of the gateway does: it reads a request as a model call, and writes the answer in its own form."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -164,15 +164,47 @@ def refuse_other_logprobs(body: dict[str, Any]) -> None:
         )
 
 
-def refuse_forced_tools(kind: Any) -> None:
-    """Raises ApiError where the policy is to call a tool, or a certain one, whatever it would say."""
-    if kind not in (None, "auto", "none"):
-        raise ApiError(
-            400,
-            "tool_choice: the policy decides whether it calls a tool (auto), or is offered none (none)",
-            param="tool_choice",
-            code="unsupported",
-        )
+def tools_in(body: dict[str, Any]) -> list[Any]:
+    """The tools that a request has; what each is, is the API's own matter.
+
+    Raises:
+        ApiError: they are no list.
+    """
+    tools = body.get("tools") or []
+    if not isinstance(tools, list):
+        raise ApiError(400, "tools must be a list", param="tools")
+    return tools
+
+
+def are_tools_offered(choice: Any, names: Collection[str], forced: Collection[str]) -> bool:
+    """Whether the policy is shown the tools.
+
+    Where it is to call a tool, or a certain one, it is shown them and decides by itself: what is sampled is its own.
+
+    Args:
+        choice: as the request has it.
+        names: of the tools that the request has.
+        forced: kinds of choice that name no tool and ask for a call all the same.
+
+    Raises:
+        ApiError: it is no choice, or one of a tool that the request does not have.
+    """
+    kind = choice.get("type") if isinstance(choice, dict) else choice
+    if kind is None or kind in ("auto", "none"):
+        return bool(names) and kind != "none"
+    if kind not in forced:
+        function = choice.get("function", choice) if kind in ("function", "tool") and isinstance(choice, dict) else None
+        if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+            raise ApiError(
+                400,
+                f"tool_choice must be auto, none, {' or '.join(forced)}, or name a tool",
+                param="tool_choice",
+            )
+        if function["name"] not in names:
+            raise ApiError(400, f"tool_choice: there is no tool {function['name']!r} in tools", param="tool_choice")
+    if not names:
+        raise ApiError(400, "tool_choice asks for a call, and there are no tools", param="tool_choice")
+    return True
 
 
 def count_of(value: Any) -> int | None:

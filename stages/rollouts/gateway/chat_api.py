@@ -11,12 +11,13 @@ from stages.rollouts.gateway.api import (
     ApiError,
     Asked,
     Told,
+    are_tools_offered,
     count_of,
     n_in,
     number_in,
-    refuse_forced_tools,
     refuse_other_logprobs,
     stops_in,
+    tools_in,
     usage_of,
     whole_in,
 )
@@ -161,13 +162,10 @@ def _plain(message: dict[str, Any]) -> dict[str, Any]:
 
 
 def _tools(body: dict[str, Any]) -> list[dict[str, Any]] | None:
-    tools, choice = body.get("tools"), body.get("tool_choice")
-    refuse_forced_tools(choice.get("type") if isinstance(choice, dict) else choice)
-    if not tools or choice == "none":
-        return None
-    for place, tool in enumerate(tools if isinstance(tools, list) else [tools]):
+    tools = tools_in(body)
+    for place, tool in enumerate(tools):
         function = tool.get("function") if isinstance(tool, dict) else None
         if not isinstance(function, dict) or not isinstance(function.get("name"), str):
             raise ApiError(400, f"tools[{place}] must be a function with a name", param=f"tools[{place}]")
-    found: list[dict[str, Any]] = tools
-    return found
+    names = [tool["function"]["name"] for tool in tools]
+    return tools if are_tools_offered(body.get("tool_choice"), names, ["required"]) else None

@@ -10,11 +10,12 @@ from stages.rollouts.gateway.api import (
     ApiError,
     Asked,
     Told,
+    are_tools_offered,
     count_of,
     number_in,
     object_in,
-    refuse_forced_tools,
     stops_in,
+    tools_in,
 )
 from stages.rollouts.gateway.json_form import schema_in
 from stages.rollouts.sdk import Messages
@@ -161,15 +162,12 @@ def _text(content: Any, where: str) -> str:
 
 
 def _tools(body: dict[str, Any]) -> list[dict[str, Any]] | None:
-    tools = body.get("tools")
-    choice = body.get("tool_choice")
-    kind = choice.get("type") if isinstance(choice, dict) else choice
-    refuse_forced_tools(kind)
-    if not tools or kind == "none":
-        return None
-    for place, tool in enumerate(tools if isinstance(tools, list) else [tools]):
+    tools = tools_in(body)
+    for place, tool in enumerate(tools):
         if not isinstance(tool, dict) or not isinstance(tool.get("name"), str) or "input_schema" not in tool:
             raise ApiError(400, f"tools[{place}] must have a name and an input_schema", param=f"tools[{place}]")
+    if not are_tools_offered(body.get("tool_choice"), [tool["name"] for tool in tools], ["any"]):
+        return None
     return [
         {
             "type": "function",

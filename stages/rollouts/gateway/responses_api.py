@@ -14,11 +14,12 @@ from stages.rollouts.gateway.api import (
     ApiError,
     Asked,
     Told,
+    are_tools_offered,
     count_of,
     number_in,
     object_in,
-    refuse_forced_tools,
     refuse_other_logprobs,
+    tools_in,
 )
 from stages.rollouts.gateway.json_form import schema_in
 from stages.rollouts.sdk import Messages
@@ -186,13 +187,12 @@ def _text(content: Any, where: str) -> str:
 
 
 def _tools(body: dict[str, Any]) -> list[dict[str, Any]] | None:
-    tools, choice = body.get("tools"), body.get("tool_choice")
-    refuse_forced_tools(choice.get("type") if isinstance(choice, dict) else choice)
-    if not tools or choice == "none":
-        return None
-    for place, tool in enumerate(tools if isinstance(tools, list) else [tools]):
+    tools = tools_in(body)
+    for place, tool in enumerate(tools):
         if not isinstance(tool, dict) or tool.get("type") != "function" or not isinstance(tool.get("name"), str):
             raise ApiError(400, f"tools[{place}] must be a function with a name", param=f"tools[{place}]")
+    if not are_tools_offered(body.get("tool_choice"), [tool["name"] for tool in tools], ["required"]):
+        return None
     fields = ("name", "description", "parameters")
     return [
         {"type": "function", "function": {name: tool[name] for name in fields if tool.get(name) is not None}}

@@ -43,7 +43,8 @@ def uses_a_tool(task, config):
         if block.type == "tool_use"
     ]
     messages += [{"role": "assistant", "content": answer.content}, {"role": "user", "content": results}]
-    client.messages.create(model=config.model, max_tokens=50, messages=messages, tools=[ADD])
+    must = {"type": "any"}
+    client.messages.create(model=config.model, max_tokens=50, messages=messages, tools=[ADD], tool_choice=must)
     return {"reason": answer.stop_reason, "blocks": [block.type for block in answer.content]}
 
 
@@ -71,7 +72,7 @@ def wrong_calls(task, config):
     refused(messages=[{"role": "user", "content": [{"type": "image", "source": {}}]}])
     refused(messages=[{"role": "user", "content": "word " * 2000}])
     refused(stop_sequences=[3])
-    refused(tools=[ADD], tool_choice={"type": "any"})
+    refused(tools=[ADD], tool_choice={"type": "tool", "name": "subtract"})
     client.api_key = "another's"
     refused()
     return {"told": told}

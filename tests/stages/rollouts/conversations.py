@@ -18,9 +18,9 @@ WITH_TOOLS = (
 CALL = '<think>hm</think>\n\nlet me see <tool_call>{"arguments":{"a":  2,"b":3},"name": "add"}</tool_call>'
 
 
-def make_tool_policy(folder: Path) -> PolicyFiles:
+def make_tool_policy(folder: Path, context: int = 1024) -> PolicyFiles:
     """A tiny policy whose chat template knows tools in the form of Hermes and Qwen."""
-    made = make_policy(folder, max_position_embeddings=1024)
+    made = make_policy(folder, max_position_embeddings=context)
     (made.folder / "chat_template.jinja").write_text(WITH_TOOLS)
     return made
 

@@ -61,6 +61,24 @@ async def uses_a_tool(task, config):
     return {"reason": answer.choices[0].finish_reason, "content": message.content}
 
 
+def chooses_its_tools(task, config):
+    """Tokens of the prompt, by the choice of tools that the client makes."""
+    client = OpenAI(base_url=config.base_url, api_key=config.api_key)
+    asked = {"model": config.model, "messages": first(task), "tools": [ADD]}
+    named = {"type": "function", "function": {"name": "add"}}
+    told = [
+        client.chat.completions.create(**asked, tool_choice=choice).usage.prompt_tokens
+        for choice in ("auto", "required", named, "none")
+    ]
+    asked = {"model": config.model, "input": task.instruction, "tools": [{"type": "function", **ADD["function"]}]}
+    named = {"type": "function", "name": "add"}
+    told += [
+        client.responses.create(**asked, tool_choice=choice).usage.input_tokens
+        for choice in ("auto", "required", named, "none")
+    ]
+    return {"told": told}
+
+
 def several_at_once(task, config):
     """Concurrent calls of two roles, answered in any order, and two choices of one call."""
 
@@ -141,8 +159,10 @@ def wrong_calls(task, config):
     refused(n=0)
     refused(stop=["Observation:", ""])
     refused(logprobs=True, top_logprobs=3)
-    refused(tools=[ADD], tool_choice="required")
-    refused(tools=[ADD], tool_choice={"type": "function", "function": {"name": "add"}})
+    refused(tool_choice="required")
+    refused(tools=[ADD], tool_choice={"type": "function", "function": {"name": "subtract"}})
+    refused(tools=[ADD], tool_choice="always")
+    refused(tools=ADD)
     refused(seed="x")
     client.api_key = "another's"
     refused()

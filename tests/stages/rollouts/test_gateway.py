@@ -94,6 +94,15 @@ def test_tool_calls_and_reasoning_are_taken_out_and_the_next_prompt_holds_what_w
     assert (result["role"], result["content"], result["tool_call_id"]) == ("tool", "5", call["id"])
 
 
+def test_a_policy_that_must_call_a_tool_is_shown_the_tools_and_decides(memory_store, tool_policy):
+    shelf = (memory_store, stored_tasks(memory_store, 1), stored_policy(memory_store, tool_policy))
+    episodes, steps = made(shelf, "chooses_its_tools")
+    (told,) = returned(episodes)
+    (shown,), (hidden,) = set(told["told"][:3] + told["told"][4:7]), set(told["told"][3::4])
+    assert shown > hidden
+    assert steps["tool_calls"].null_count() == 8, "it has called none"
+
+
 def test_an_answer_ends_before_a_stop_text_and_is_continued_from_all_that_was_sampled(memory_store, policy):
     shelf = (memory_store, stored_tasks(memory_store, 1), stored_policy(memory_store, policy))
     engine = scripted(policy, "I add.\nObservation: 3, so it is 3")
@@ -157,6 +166,8 @@ def test_refusals_are_in_the_apis_own_form_and_no_steps(shelf):
             ("BadRequestError", 400),
             ("BadRequestError", 400),
             ("BadRequestError", 400),
+            ("BadRequestError", 400),
+            ("BadRequestError", 400),
             ("AuthenticationError", 401),
         ]
         said = [message for _, _, message in told]
@@ -166,7 +177,10 @@ def test_refusals_are_in_the_apis_own_form_and_no_steps(shelf):
         assert "the policy's context of 256 leaves no room" in said[4]
         assert "stop must be a text" in said[6]
         assert "only the logprob of the token that was sampled" in said[7]
-        assert "the policy decides whether it calls a tool" in said[8] == said[9]
+        assert "there are no tools" in said[8]
+        assert "there is no tool 'subtract' in tools" in said[9]
+        assert "auto, none, required, or name a tool" in said[10]
+        assert "tools must be a list" in said[11]
 
 
 def test_hostile_requests_are_refused_in_the_apis_own_form(shelf):
