@@ -23,6 +23,7 @@ from flows.registry import STAGE_NAMES, stage_named
 from stages.rollouts.patterns import PATTERNS
 from tests.flows.commands import rollmill as command_line
 from tests.flows.trained import Trained
+from tests.stages.rollouts.endpoint_server import KEY, MODEL, EndpointServer
 
 ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -239,6 +240,21 @@ def test_the_commands_of_rerun_from_the_middle_run_as_they_stand(trained_copy, m
             made[words[1]] = done.out.split()[1]
     for ref in made.values():
         assert ref in done.out, "the lineage shows the fork"
+
+
+def test_the_commands_about_other_peoples_models_run(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    monkeypatch.setenv("BIG_API_KEY", KEY)
+    monkeypatch.chdir(tmp_path)
+    server = EndpointServer()
+    filled = {"https://host/v1": server.url, "big-1": MODEL, "gsm8k": "arithmetic", "60": "6000"}
+    (block,) = blocks("sh", "Other people's models")
+    for line in block.splitlines():
+        words = [filled.get(word, word) for word in shlex.split(line, comments=True)[1:]]
+        done = command_line(*words)
+        assert done.code == 0, done.text
+    assert len(server.asked) == 1 + 2 * 16
+    server.close()
 
 
 def test_every_command_of_the_readme_can_be_parsed():

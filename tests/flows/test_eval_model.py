@@ -339,3 +339,37 @@ def test_training_on_an_endpoint_is_refused_before_anything_is_asked(url, server
         assert done.code == 2
         assert "rollouts.engine.type=endpoint" in done.err
     assert not server.times
+
+
+def test_clients_of_the_other_apis_reach_it_too(url, server, tmp_path):
+    call = {"id": "c1", "type": "function", "function": {"name": "add", "arguments": "not json"}}
+
+    def answer(body):
+        if body.get("tools"):
+            return answer_with({"role": "assistant", "content": None, "tool_calls": [call]}, "tool_calls", usage=False)
+        return answer_with({"role": "assistant", "content": "hi"}, "content_filter")
+
+    server.answer = answer
+    agent = tmp_path / "many.py"
+    agent.write_text(
+        "from anthropic import Anthropic\nfrom openai import OpenAI\n\n\n"
+        "def ask(task, config):\n"
+        "    key, model, said = config.api_key, config.model, [{'role': 'user', 'content': 'hi'}]\n"
+        "    other = Anthropic(base_url=config.base_url.removesuffix('/v1'), api_key=key).messages\n"
+        "    tool = {'name': 'add', 'input_schema': {'type': 'object'}}\n"
+        "    called = other.create(model=model, messages=said, max_tokens=9, tools=[tool])\n"
+        "    assert called.content[0].input == {'arguments': 'not json'} and called.usage.output_tokens is None\n"
+        "    assert other.create(model=model, messages=said, max_tokens=9).stop_reason == 'refusal'\n"
+        "    own = OpenAI(base_url=config.base_url, api_key=key)\n"
+        "    assert own.responses.create(model=model, input='hi').usage.output_tokens == 3\n"
+        "    assert own.completions.create(model=model, prompt='hi').choices[0].text == 'hi'\n"
+        "    form = {'type': 'json_schema', 'json_schema': {'name': 'x', 'schema': {'type': 'object'}}}\n"
+        "    own.chat.completions.create(model=model, messages=said, response_format=form)\n"
+    )
+    done = evaluate(url, f"rollouts.agent={agent}:ask", limit=1)
+    assert done.code == 0, done.text
+    (episode,) = rows(url, "episodes").to_dicts()
+    assert (episode["status"], episode["error"]) == ("completed", None)
+    assert rows(url, "steps").height == 5
+    assert server.asked[-1]["response_format"]["json_schema"]["schema"] == {"type": "object"}
+    assert server.asked[-2]["prompt"] == "hi"

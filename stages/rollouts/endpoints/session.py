@@ -179,7 +179,7 @@ class EndpointSession:
             "seed": seed,
         }
         for name in self._config.omit:
-            del settings[name]
+            settings.pop(name, None)
         if "max_tokens" in settings:
             settings[self._config.token_limit] = settings.pop("max_tokens")
         body: dict[str, Any] = {"model": self._config.model, **settings}

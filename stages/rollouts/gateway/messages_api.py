@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from stages.rollouts.calls import ModelAnswer, ModelCall
+from stages.rollouts.calls import ModelAnswer, ModelCall, ToolCall
 from stages.rollouts.gateway.api import (
     Api,
     ApiError,
@@ -93,9 +93,17 @@ def _blocks(answer: ModelAnswer) -> list[dict[str, Any]]:
     if answer.content or not answer.tool_calls:
         blocks.append({"type": "text", "text": answer.content})
     return blocks + [
-        {"type": "tool_use", "id": call.id, "name": call.name, "input": json.loads(call.arguments)}
-        for call in answer.tool_calls
+        {"type": "tool_use", "id": call.id, "name": call.name, "input": _input(call)} for call in answer.tool_calls
     ]
+
+
+def _input(call: ToolCall) -> dict[str, Any]:
+    """The arguments; here they must be an object, and what others' models write need not be one."""
+    try:
+        found = json.loads(call.arguments or "{}")
+    except ValueError:
+        found = None
+    return found if isinstance(found, dict) else {"arguments": call.arguments}
 
 
 def _as_delta(block: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
