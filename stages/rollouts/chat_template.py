@@ -15,6 +15,7 @@ import jinja2
 import numpy as np
 
 from schemas.errors import InputError, RollmillError
+from stages.rollouts.append_only import is_append_only
 from stages.rollouts.checkpoint import end_token_ids, model_config
 from stages.rollouts.sdk import Messages
 
@@ -45,6 +46,7 @@ class ChatTemplate:
         self._anchor = tokenizer.eos_token or ""
         self.stop_token_ids = tuple(sorted(end_ids | self._closing_ids()))
         """Ids that end an answer: as the model's files say, and the special token with which the template closes it."""
+        self._is_append_only = is_append_only(self.source)
         self._opening = lru_cache(maxsize=512)(self._rendered_and_encoded)
 
     @property
@@ -69,6 +71,19 @@ class ChatTemplate:
         except (jinja2.TemplateError, TypeError, KeyError, AttributeError) as error:
             raise TemplateRefused(f"the policy's chat template does not accept these messages: {error}") from error
         return text
+
+    def added(self, first: dict[str, Any], new: Messages, tools: Tools = None) -> str | None:
+        """The text that new messages add to a rendered prompt; None where that is only known from the whole.
+
+        Args:
+            first: the conversation's first message, which is in the prompt.
+            new: the answer to the prompt, and the messages after it.
+        """
+        if not self._is_append_only:
+            return None
+        before, _ = self.opening([first], tools)
+        text = self.render([first, *new], tools)
+        return text[len(before) :] if text.startswith(before) else None
 
     def encode(self, text: str) -> np.ndarray:
         """The ids of rendered text, int32. Nothing is added: the template has written what begins a sequence."""

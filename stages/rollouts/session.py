@@ -7,6 +7,7 @@ answer differently from what was sampled, a new sequence starts. Nothing sampled
 
 import hashlib
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -27,6 +28,7 @@ from stages.rollouts.engines.base import (
 )
 from stages.rollouts.engines.stopping import TextOf, found_in
 from stages.rollouts.formats import Parsed, parsed
+from stages.rollouts.known import Known, hasher_of
 from stages.rollouts.sdk import MaxTurnsReached, Messages, Reply
 from stages.rollouts.sequence import TokenSequence, common_prefix
 from stages.rollouts.written import Written, continued
@@ -81,6 +83,19 @@ class RecordedStep:
         return _reason(self.tool_calls, self.generation)
 
 
+@dataclass(frozen=True)
+class _Head:
+    """A rendered text that has been hashed as far as it goes."""
+
+    length: int = 0
+    hasher: "hashlib.blake2b" = field(default_factory=lambda: hashlib.blake2b(digest_size=16))
+
+    def followed_by(self, text: str) -> "_Head":
+        hasher = self.hasher.copy()
+        hasher.update(_in_bytes(text))
+        return _Head(self.length + len(text), hasher)
+
+
 @dataclass(eq=False)
 class _Turn:
     parent: "_Turn | None"
@@ -89,7 +104,9 @@ class _Turn:
     new_messages: Messages
     prompt: TokenSequence
     text: str = ""
-    """The rendered prompt."""
+    """The rendered prompt, without what is ``before``."""
+    before: "_Head | None" = None
+    """The rendered text that the prompt goes on with; None: none, or it is answered."""
     key: bytes = b""
     """Of ``messages``; see ``key_after``."""
     seed: int = 0
@@ -112,6 +129,18 @@ class _Turn:
         assert self.generation is not None
         last = int(self.generation.response_ids[-1])
         return last if last in self.sampling.stop_token_ids else None
+
+
+@dataclass
+class _Read:
+    """The call that was read last."""
+
+    known: Known
+    turn: _Turn
+    tools: bytes | None
+    """Digest of those that were offered; None: they cannot be compared."""
+    head: _Head | None = None
+    """Prompt and answer as text; None: it is not answered."""
 
 
 class Session:
@@ -144,6 +173,8 @@ class Session:
         """Calls, those that were given up included."""
         self._answered: dict[bytes, _Turn] = {}
         """By the hash of a call's messages with its answer."""
+        self._read_before: _Read | None = None
+        """None: no call, or none that can be compared."""
         self._written: dict[Written, _Turn] = {}
         """Those whose prompts were texts without a template."""
 
@@ -282,28 +313,56 @@ class Session:
 
     def _next_in_chat(self, call: ModelCall) -> _Turn:
         messages = call.messages
-        parent, new_messages, prompt = None, messages, None
-        keys = prefix_keys(messages)
+        before = self._read_before
+        if before is not None and not before.known.begins(messages):
+            before = None
+        known = Known(0, [b""], hashlib.sha256()) if before is None else before.known
+        keys = prefix_keys(messages[known.n :], known.keys)
         if not self._answered:
             text, ids = self._template.opening(messages, call.tools)
-            prompt = TokenSequence().extended(ids)
+            turn = _Turn(None, messages, messages, TokenSequence().extended(ids), text=text)
         else:
-            answers = {n: self._answered[keys[n]] for n in range(1, len(keys)) if keys[n] in self._answered}
-            text = self._template.render(_as_sampled(messages, answers), call.tools)
-            if answers:
-                known = max(answers)
-                parent, new_messages = answers[known], messages[known:]
-                prompt = self._continued(parent, text)
-            if prompt is None:
-                parent, new_messages, prompt = None, messages, TokenSequence().extended(self._template.encode(text))
-        return _Turn(parent, messages, new_messages, prompt, text=text, key=keys[-1])
+            turn = (self._next_added(call, before, keys) if before else None) or self._next_whole(call, keys)
+        turn.key = keys[-1]
+        hasher = hasher_of(messages[known.n :], known.hasher)
+        self._read_before = None
+        if hasher is not None:
+            self._read_before = _Read(Known(len(messages), keys, hasher), turn, _tools_of(call))
+        return turn
 
-    def _continued(self, parent: _Turn, text: str) -> TokenSequence | None:
-        """The parent's ids followed by those of the new text; None where the template has rewritten what was said."""
-        length, digest = parent.head
-        if len(text) < length or _hash(text[:length]) != digest:
+    def _answers_in(self, keys: Sequence[bytes], first: int = 1) -> dict[int, _Turn]:
+        """The policy's own answers in a conversation, by the number of messages up to and with each."""
+        return {n: self._answered[keys[n]] for n in range(first, len(keys)) if keys[n] in self._answered}
+
+    def _next_added(self, call: ModelCall, before: _Read, keys: Sequence[bytes]) -> _Turn | None:
+        """Of a call that goes on with the answer to the call before; only the text of what is new is rendered."""
+        known, parent, messages = before.known.n + 1, before.turn, call.messages
+        if before.head is None or self._answers_in(keys, known) != {known: parent}:
             return None
-        suffix, stop_id = text[length:], parent.stop_id
+        if before.tools is None or before.tools != _tools_of(call):
+            return None
+        answer = messages[known - 1] if parent.told is None else Reply.message_of(parent.raw)
+        added = self._template.added(messages[0], [answer, *messages[known:]], call.tools)
+        if added is None or not added.startswith(parent.raw):
+            return None
+        suffix = added[len(parent.raw) :]
+        prompt = self._followed(parent, suffix)
+        return _Turn(parent, messages, messages[known:], prompt, text=suffix, before=before.head)
+
+    def _next_whole(self, call: ModelCall, keys: Sequence[bytes]) -> _Turn:
+        messages, answers = call.messages, self._answers_in(keys)
+        text = self._template.render(_as_sampled(messages, answers), call.tools)
+        if answers:
+            known = max(answers)
+            length, digest = answers[known].head
+            if len(text) >= length and _hash(text[:length]) == digest:  # else the template has rewritten what was said
+                prompt = self._followed(answers[known], text[length:])
+                return _Turn(answers[known], messages, messages[known:], prompt, text=text)
+        return _Turn(None, messages, messages, TokenSequence().extended(self._template.encode(text)), text=text)
+
+    def _followed(self, parent: _Turn, suffix: str) -> TokenSequence:
+        """The parent's ids followed by those of the new text."""
+        stop_id = parent.stop_id
         if stop_id is not None and suffix.startswith(closing := self._template.token_text(stop_id)):
             suffix = suffix[len(closing) :]
         else:
@@ -330,8 +389,12 @@ class Session:
         turn.sequence = turn.prompt.extended(generation.response_ids)
         n = len(generation.response_ids) - (turn.stop_id is not None)
         turn.raw = text_of(generation.response_ids[:n])
-        head = turn.text + turn.raw
-        turn.head, turn.text = (len(head), _hash(head)), ""
+        head = turn.before or _Head()
+        turn.before = None
+        head = head.followed_by(turn.text + turn.raw)
+        turn.head, turn.text = (head.length, head.hasher.digest()), ""
+        if self._read_before is not None and self._read_before.turn is turn:
+            self._read_before.head = head
 
     def _remember(self, turn: _Turn, answer: dict[str, Any]) -> None:
         """A later call that holds this answer, as the agent was given it, continues from it."""
@@ -346,6 +409,11 @@ def _as_sampled(messages: Messages, answers: dict[int, _Turn]) -> Messages:
     """
     changed = {n - 1: Reply.message_of(turn.raw) for n, turn in answers.items() if turn.told is not None}
     return [changed.get(place, message) for place, message in enumerate(messages)] if changed else messages
+
+
+def _tools_of(call: ModelCall) -> bytes | None:
+    hasher = hasher_of(call.tools or [])
+    return None if hasher is None else hasher.digest()
 
 
 def _as_said(text: str) -> Messages:
@@ -364,9 +432,9 @@ def _check(generation: Generation, policy_id: str) -> None:
         raise EngineFault(f"policy {generation.policy_id[:12]} has answered, and {policy_id[:12]} was asked")
 
 
-def prefix_keys(messages: Messages) -> list[bytes]:
-    """A hash of the first 0, 1, … messages."""
-    keys = [b""]
+def prefix_keys(messages: Messages, before: Sequence[bytes] = (b"",)) -> list[bytes]:
+    """A hash of the first 0, 1, … messages; ``before`` are those of messages that go before these."""
+    keys = list(before)
     for message in messages:
         keys.append(key_after(keys[-1], message))
     return keys
@@ -397,4 +465,8 @@ def _arguments(given: Any) -> Any:
 
 
 def _hash(text: str) -> bytes:
-    return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).digest()
+    return hashlib.blake2b(_in_bytes(text), digest_size=16).digest()
+
+
+def _in_bytes(text: str) -> bytes:
+    return text.encode("utf-8", "surrogatepass")
