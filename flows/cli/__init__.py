@@ -5,7 +5,7 @@ import sys
 
 import typer
 
-from flows.cli import agent, evaluate, look, model, policy, stage, store, train
+from flows.cli import agent, evaluate, gateway, look, model, policy, stage, store, train
 from schemas.errors import RollmillError
 
 app = typer.Typer(
@@ -17,7 +17,7 @@ app = typer.Typer(
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for module in (train, evaluate, stage, policy, model, agent, look, store):
+for module in (train, evaluate, stage, policy, model, agent, gateway, look, store):
     module.register(app)
 
 

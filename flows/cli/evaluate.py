@@ -58,7 +58,7 @@ def evaluate(
         )
     recipe: dict[str, Any] = {"tasks": {"benchmark": benchmark, "limit": limit}, "rollouts": {}}
     if policy is not None:
-        recipe["policy"] = _start(policy)
+        recipe["policy"] = start_of(policy)
     if model is not None:
         recipe["rollouts"]["engine"] = stored_model(model).block()
     if samples is not None:
@@ -83,7 +83,7 @@ def evaluate(
     _show_end(shelf, name)
 
 
-def _start(policy: str) -> dict[str, str]:
+def start_of(policy: str) -> dict[str, str]:
     """A policy of the store by its reference, anything else as something to import."""
     from pathlib import Path
 

@@ -13,7 +13,6 @@ import struct
 import threading
 import time
 import warnings
-import zlib
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import fields
 from datetime import datetime
@@ -25,9 +24,8 @@ import numpy as np
 from stages.artifacts.cache import cache_root
 from stages.artifacts.sweep import sweep_once
 from stages.rollouts.engines.base import Engine, Generation, GenerationRequest, PolicyFiles
+from stages.rollouts.frames import framed, frames
 
-_HEAD = struct.Struct("<II")
-"""Checksum and length of what follows."""
 _BODY = struct.Struct("<16sI")
 """Key of the call and number of sampled ids."""
 _KEY_FIELDS = tuple(field.name for field in fields(GenerationRequest) if field.compare and field.name != "prompt_ids")
@@ -140,19 +138,12 @@ def _record(key: bytes, generation: Generation) -> bytes:
     logprobs = np.asarray(generation.logprobs, dtype=np.float32)
     if len(ids) != len(logprobs) or not len(ids):
         return b""  # a fault, which its reader names; it is not worth keeping
-    body = _BODY.pack(key, len(ids)) + ids.tobytes() + logprobs.tobytes() + json.dumps(told).encode()
-    return _HEAD.pack(zlib.crc32(body), len(body)) + body
+    return framed(_BODY.pack(key, len(ids)) + ids.tobytes() + logprobs.tobytes() + json.dumps(told).encode())
 
 
 def _read(content: bytes) -> Iterator[tuple[bytes, Generation]]:
     """The calls in a file, up to the first that is not whole."""
-    place = 0
-    while place + _HEAD.size <= len(content):
-        checksum, length = _HEAD.unpack_from(content, place)
-        body = content[place + _HEAD.size : place + _HEAD.size + length]
-        if len(body) != length or zlib.crc32(body) != checksum:
-            return
-        place += _HEAD.size + length
+    for body in frames(content):
         key, n = _BODY.unpack_from(body)
         told = json.loads(body[_BODY.size + 8 * n :])
         yield (

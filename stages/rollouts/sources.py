@@ -7,8 +7,8 @@ from functools import partial
 from typing import Any, Protocol
 
 from stages.rollouts.calls import ModelAnswer, ModelCall
-from stages.rollouts.chat_template import chat_template_in
-from stages.rollouts.config import RolloutsConfig, RolloutsExecution
+from stages.rollouts.chat_template import ChatTemplate, chat_template_in
+from stages.rollouts.config import RolloutsConfig, RolloutsExecution, Sampling
 from stages.rollouts.endpoints.client import opened
 from stages.rollouts.endpoints.journal import JournalEndpoint
 from stages.rollouts.endpoints.session import EndpointSession, TextStep
@@ -54,13 +54,18 @@ class Source:
     """Entered in the episodes' event loop, for as long as they run."""
 
 
+def sampling_params(template: ChatTemplate, sampling: Sampling) -> SamplingParams:
+    """How an engine is to sample; the ends that the policy itself knows are ends."""
+    stops = tuple(sorted({*template.stop_token_ids, *map(template.token_id, sampling.stop)}))
+    return SamplingParams(sampling.temperature, sampling.top_p, sampling.top_k, sampling.max_tokens, stops)
+
+
 @contextmanager
 def policy_source(
     policy: PolicyFiles, config: RolloutsConfig, execution: RolloutsExecution, key: str, shard: str
 ) -> Iterator[Source]:
     """A policy in an engine, for one shard of the work called ``key``."""
-    template, sampling = chat_template_in(policy.folder), config.sampling
-    stops = {*template.stop_token_ids, *map(template.token_id, sampling.stop)}
+    template = chat_template_in(policy.folder)
     engine = engine_for(config.engine, execution)
     with engine.serving(policy), journalled(engine, key, shard) as journal:
         yield Source(
@@ -71,9 +76,7 @@ def policy_source(
                 template=template,
                 engine=journal,
                 policy_id=policy.policy_id,
-                sampling=SamplingParams(
-                    sampling.temperature, sampling.top_p, sampling.top_k, sampling.max_tokens, tuple(sorted(stops))
-                ),
+                sampling=sampling_params(template, config.sampling),
                 max_turns=config.max_turns,
                 agent_samples=config.agent_samples,
             ),

@@ -204,7 +204,8 @@ def _attempts(tasks: list[Task], config: RolloutsConfig, work: Work) -> Iterator
             )
 
 
-def _policy(inputs: Inputs) -> Any:
+def policy_files(inputs: Inputs) -> Any:
+    """The policy on this machine's disk, for an engine."""
     from stages.rollouts.engines.base import PolicyFiles
 
     folder, adapter = policy_folders(inputs)
@@ -227,7 +228,7 @@ def _source(inputs: Inputs, config: RolloutsConfig, execution: RolloutsExecution
 
     if isinstance(config.engine, EndpointConfig):
         return endpoint_source(config.engine, config, execution, key, shard)
-    return policy_source(_policy(inputs), config, execution, key, shard)
+    return policy_source(policy_files(inputs), config, execution, key, shard)
 
 
 def _setting(config: RolloutsConfig, execution: RolloutsExecution, source: Any) -> Any:

@@ -1,7 +1,7 @@
 """The gateway's HTTP server, in the event loop of the episodes that it serves.
 
 Each episode is a session with an address and a key of its own, so that none can read or extend another's. It listens on
-the loopback.
+the loopback, unless a gateway that runs alone is told otherwise; that one has a desk, which opens sessions.
 """
 
 import asyncio
@@ -54,6 +54,19 @@ class Calls(Protocol):
         """Notes a request that could not be made a call."""
 
 
+class Desk(Protocol):
+    """Who opens sessions for clients that nobody else has opened one for."""
+
+    prefixes: tuple[str, ...]
+    """What may stand before every address."""
+
+    def admits(self, session: str, key: str) -> bool:
+        """Whether this key opens the session; one that is not open yet is opened."""
+
+    def routes(self, prefix: str) -> list[web.RouteDef]:
+        """Addresses of its own."""
+
+
 @dataclass(frozen=True)
 class Endpoint:
     """Where one episode's calls go."""
@@ -79,21 +92,35 @@ class _Session:
 class Gateway:
     """Serves from ``async with`` on. ``open`` may be called from any thread."""
 
-    def __init__(self, model: str, token_text: Any):
+    def __init__(
+        self, model: str, token_text: Any, *, host: str = "127.0.0.1", port: int = 0, desk: Desk | None = None
+    ):
         """
         Args:
             model: name of the policy, which calls must give.
             token_text: how a token id is written.
+            port: 0: any that is free.
+            desk: None: there are the sessions that were opened with ``open``, and no others.
         """
         self._model = model
         self._token_text = token_text
+        self._host, self._port, self._desk = host, port, desk
         self._sessions: dict[str, _Session] = {}
         self._url = ""
 
+    @property
+    def url(self) -> str:
+        """Where it listens."""
+        return self._url
+
     async def __aenter__(self) -> "Gateway":
         app = web.Application(client_max_size=MAX_BODY)
-        app.router.add_get("/health", self._health)
-        for prefix in ("/sessions/{session}", "/sessions/{session}/roles/{role}"):
+        fronts = ("",) if self._desk is None else self._desk.prefixes
+        for front in fronts:
+            app.router.add_get(f"{front}/health", self._health)
+            app.router.add_routes([] if self._desk is None else self._desk.routes(front))
+        ends = ("/sessions/{session}", "/sessions/{session}/roles/{role}")
+        for prefix in (front + end for front in fronts for end in ends):
             app.router.add_get(f"{prefix}/v1/models", self._models)
             for api in (_CHAT, _COMPLETIONS, _RESPONSES):
                 app.router.add_post(f"{prefix}{api.path}", partial(self._serve, api))
@@ -104,9 +131,10 @@ class Gateway:
         # A client that hangs up takes its call back: the answer would be nobody's.
         self._runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=1)
         await self._runner.setup()
-        site = web.TCPSite(self._runner, "127.0.0.1", 0, backlog=4096)
+        site = web.TCPSite(self._runner, self._host, self._port, backlog=4096)
         await site.start()
-        self._url = f"http://127.0.0.1:{self._runner.addresses[0][1]}"
+        host = f"[{self._host}]" if ":" in self._host else self._host
+        self._url = f"http://{host}:{self._runner.addresses[0][1]}"
         return self
 
     async def __aexit__(
@@ -114,13 +142,14 @@ class Gateway:
     ) -> None:
         await self._runner.cleanup()
 
-    def open(self, uid: str, calls: Calls, role: str) -> Endpoint:
+    def open(self, uid: str, calls: Calls, role: str, api_key: str | None = None) -> Endpoint:
         """Takes calls for a session from now on.
 
         Args:
             role: name of the trajectory of calls that name none.
+            api_key: None: a new one.
         """
-        api_key = secrets.token_urlsafe(24)
+        api_key = api_key or secrets.token_urlsafe(24)
         self._sessions[uid] = _Session(calls, api_key, role)
         return Endpoint(f"{self._url}/sessions/{uid}", api_key)
 
@@ -183,10 +212,13 @@ class Gateway:
                 call.cancel()
 
     def _session(self, request: web.Request) -> tuple[_Session, str]:
-        session = self._sessions.get(request.match_info["session"])
-        given = request.headers.get("X-Api-Key") or request.headers.get("Authorization", "").removeprefix("Bearer ")
+        uid, given = request.match_info["session"], key_in(request)
+        session = self._sessions.get(uid)
+        if session is None or not same_key(given, session.api_key):
+            is_admitted = self._desk is not None and self._desk.admits(uid, given)
+            session = self._sessions[uid] if is_admitted else None
         # One answer for both, so that no one learns which sessions there are.
-        if session is None or not hmac.compare_digest(given.encode(errors="replace"), session.api_key.encode()):
+        if session is None:
             raise ApiError(401, "no session of this name is open with this key", code="invalid_api_key")
         role = unquote(request.match_info["role"]) if "role" in request.match_info else session.role
         role = request.headers.get(ROLE_HEADER, role)
@@ -195,19 +227,7 @@ class Gateway:
         return session, role
 
     async def _body(self, request: web.Request) -> dict[str, Any]:
-        try:
-            text = await request.read()
-            body = json.loads(text)
-            if _HALF_CHARACTER.search(text):
-                json.dumps(body, ensure_ascii=False).encode()
-        except web.HTTPRequestEntityTooLarge:
-            raise ApiError(413, f"a request may have {MAX_BODY:,} bytes", code="request_too_large") from None
-        except UnicodeEncodeError:
-            raise ApiError(400, "the request has half of a character in it", code="invalid_json") from None
-        except (ValueError, RecursionError) as error:
-            raise ApiError(400, f"the request is no JSON: {error}", code="invalid_json") from None
-        if not isinstance(body, dict):
-            raise ApiError(400, "the request must be a JSON object", code="invalid_json")
+        body = await body_of(request)
         if body.get("model") != self._model:
             raise ApiError(
                 404,
@@ -216,6 +236,40 @@ class Gateway:
                 param="model",
             )
         return body
+
+
+async def body_of(request: web.Request) -> dict[str, Any]:
+    """The object in a request.
+
+    Raises:
+        ApiError: it is none, or too large.
+    """
+    try:
+        text = await request.read()
+        body = json.loads(text)
+        if _HALF_CHARACTER.search(text):
+            json.dumps(body, ensure_ascii=False).encode()
+    except web.HTTPRequestEntityTooLarge:
+        raise ApiError(413, f"a request may have {MAX_BODY:,} bytes", code="request_too_large") from None
+    except UnicodeEncodeError:
+        raise ApiError(400, "the request has half of a character in it", code="invalid_json") from None
+    except (ValueError, RecursionError) as error:
+        raise ApiError(400, f"the request is no JSON: {error}", code="invalid_json") from None
+    if not isinstance(body, dict):
+        raise ApiError(400, "the request must be a JSON object", code="invalid_json")
+    return body
+
+
+def key_in(request: web.Request) -> str:
+    """The key that a request comes with."""
+    in_address = request.match_info.get("key")
+    bearer = request.headers.get("Authorization", "").removeprefix("Bearer ")
+    return in_address or request.headers.get("X-Api-Key") or bearer
+
+
+def same_key(given: str, expected: str) -> bool:
+    """Compares without telling, by the time that it takes, how much is the same."""
+    return hmac.compare_digest(given.encode(errors="replace"), expected.encode())
 
 
 def _refused(api: Api, error: ApiError) -> web.Response:

@@ -1,0 +1,1 @@
+"""The gateway alone: sessions of programs that run elsewhere, captured on disk, and committed as rollouts."""

@@ -1,0 +1,203 @@
+"""The gateway alone: programs that run elsewhere use it, and what they do becomes rollouts, whatever ends it."""
+
+import json
+import shutil
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+from openai import AuthenticationError, OpenAI
+
+from flows.call import stage_request
+from schemas.artifacts import Manifest
+from stages.artifacts.commit import materialise
+from stages.artifacts.store import Store
+from stages.rollouts.gateway.server import MAX_BODY
+from tests.flows.commands import rollmill
+from tests.flows.gateways import TOKEN, committed, gateway, says
+from tests.stages.rollouts.conversations import whole_sequences
+from tests.stages.rollouts.policies import make_policy
+from tests.stages.rollouts.stored import frame, stored_policy
+
+SCRIPTED = ("--engine", "scripted", "engine.n_tokens=6")
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory):
+    return make_policy(tmp_path_factory.mktemp("policy"))
+
+
+@pytest.fixture
+def policy(store, tiny):
+    return stored_policy(store, tiny)
+
+
+def question(text: str) -> list[dict[str, str]]:
+    return [{"role": "user", "content": text}]
+
+
+def made(
+    store: Store, stage: str, inputs: dict[str, Any], config: dict[str, Any], execution: dict[str, Any]
+) -> Manifest:
+    """What a stage makes, in this process."""
+    return materialise(store, stage_request(store, stage, inputs=inputs, config=config, execution=execution)).manifest
+
+
+def test_what_clients_do_becomes_rollouts_that_the_next_stages_take(store, policy, tmp_path):
+    with gateway(store, policy, tmp_path, "sampling.max_tokens=8") as running:
+        for number in range(4):
+            task = {"id": f"t{number % 2}", "instruction": f"Add {number % 2}.", "answer": "1", "metadata": {"a": 2}}
+            told = running.opened(session_id=f"s{number}", task=task)
+            client = OpenAI(base_url=told["base_url"], api_key=told["api_key"])
+            messages = question(f"Add {number % 2}.")
+            says(client, messages)
+            messages += question("Are you sure?")
+            says(client, messages)
+            given = {"trajectories": {"default": {"reward": float(number)}}}
+            assert running.ask("POST", f"/sessions/s{number}/end", {"artifacts": given}, told["api_key"])[0] == 200
+        says(running.client("unannounced"), question("What now?"))
+        assert running.process.ended_by(signal.SIGINT, 30) == 0
+        (rollouts,) = committed(store, running.output)
+        assert "Traceback" not in running.output
+    episodes, steps = frame(store, rollouts, "episodes"), frame(store, rollouts, "steps")
+    assert rollouts.summary["n_episodes"] == len(episodes) == 5
+    assert sorted(episodes.filter(task_id="t1")["rollout_index"]) == [0, 1]
+    assert set(episodes["status"]) <= {"completed", "truncated"}
+    for (episode_id,), own in steps.group_by("episode_id"):
+        sequences = whole_sequences(own.sort("step_index"))
+        if len(sequences) == 2:
+            (prompt, sampled), (following, _) = sequences
+            assert following[: len(prompt) + len(sampled)] == [*prompt, *sampled], episode_id
+            assert json.loads(own.sort("step_index")["messages"][1]) == question("Are you sure?")
+    tasks = frame(store, store.manifest(rollouts.inputs["tasks"][0]), "tasks")
+    assert {row["task_id"]: row["instruction"] for row in tasks.iter_rows(named=True)}["t1"] == "Add 1."
+    assert set(tasks.filter(answer="1")["metadata"]) == {'{"a":2}'}
+    assert "What now?" in set(tasks["instruction"])
+    rewards = made(store, "rewards", {"rollouts": [str(rollouts.ref)]}, {"grader": "agent"}, {"max_failed_share": 1})
+    assert sorted(frame(store, rewards, "rewards")["reward"].drop_nulls()) == [0.0, 1.0, 2.0, 3.0]
+    advantages = made(store, "advantages", {"rewards": [str(rewards.ref)]}, {}, {})
+    assert frame(store, advantages, "advantages")["kept"].sum() == 4
+
+
+def test_a_killed_gateway_loses_no_finished_call(store, policy, tmp_path):
+    with gateway(store, policy, tmp_path, *SCRIPTED) as running:
+        for name in ("a", "b"):
+            for text in ("One?", "Two?"):
+                says(running.client(name), question(text))
+        _, traces = running.ask("GET", "/sessions/a/traces")
+        running.ask("POST", "/sessions/b/end", {"error": "the agent fell"})
+        running.process.ended_by(signal.SIGKILL, 10)
+    with gateway(store, policy, tmp_path, *SCRIPTED) as running:
+        (rollouts,) = committed(store, running.output)
+        says(running.client("a"), question("One?"))
+        assert running.ask("GET", "/sessions/a")[1]["trace_count"] == 1, "a new session"
+        assert running.process.ended_by(signal.SIGTERM, 30) == 0
+        assert len(committed(store, running.output)) == 2
+    episodes = frame(store, rollouts, "episodes")
+    assert {(row["status"], row["error_kind"]) for row in episodes.iter_rows(named=True)} == {
+        ("timeout", "GatewayKilled"),
+        ("error", "AgentError"),
+    }
+    (killed,) = episodes.filter(status="timeout")["episode_id"]
+    own = frame(store, rollouts, "steps").filter(episode_id=killed).sort("step_index")
+    assert [(one["prompt_token_ids"], one["completion_token_ids"]) for one in traces] == whole_sequences(own)
+    assert [one["logprobs"] for one in traces] == own["logprobs"].to_list()
+    assert not list((tmp_path / "captures").iterdir())
+
+
+def test_sessions_of_a_killed_gateway_go_on_from_their_exact_ids(store, policy, tmp_path):
+    messages = question("One?")
+    with gateway(store, policy, tmp_path, *SCRIPTED) as running:
+        key = running.opened(session_id="a")["api_key"]
+        says(running.client("a", key), messages)
+        running.process.ended_by(signal.SIGKILL, 10)
+    (file,) = (tmp_path / "captures").glob("*/sessions/*")
+    file.write_bytes(file.read_bytes() + b"half a record")
+    with gateway(store, policy, tmp_path, "--resume", *SCRIPTED) as running:
+        assert not committed(store, running.output)
+        messages += question("Two?")
+        says(running.client("a", key), messages)
+        assert running.process.ended_by(signal.SIGTERM, 30) == 0
+        (rollouts,) = committed(store, running.output)
+    (status,) = frame(store, rollouts, "episodes")["status"]
+    assert status == "truncated"
+    steps = frame(store, rollouts, "steps").sort("step_index")
+    (prompt, sampled), (following, _) = whole_sequences(steps)
+    assert following[: steps["prefix_length"][1]] == [*prompt, *sampled]
+    assert len(set(steps["seed"])) == 2
+
+
+def test_a_commit_that_is_killed_is_finished_once(store, policy, tmp_path):
+    captures = tmp_path / "captures"
+    with gateway(store, policy, tmp_path, *SCRIPTED) as running:
+        says(running.client("a"), question("One?"))
+        running.process.ended_by(signal.SIGKILL, 10)
+    (run,) = captures.iterdir()
+    (run / "batches" / "0").mkdir(parents=True)
+    for file in (run / "sessions").iterdir():
+        file.rename(run / "batches" / "0" / file.name)
+    shutil.copytree(captures, tmp_path / "as-it-was")
+    made = []
+    for _ in range(2):  # the second time as if the first had been killed after its last write
+        with gateway(store, policy, tmp_path, *SCRIPTED) as running:
+            made += committed(store, running.output)
+            assert running.process.ended_by(signal.SIGTERM, 30) == 0
+        assert not list(captures.iterdir())
+        shutil.copytree(tmp_path / "as-it-was", captures, dirs_exist_ok=True)
+    assert made[0].ref == made[1].ref
+    assert len(list(Path(store.url).glob("artifacts/rollouts/*"))) == 1
+
+
+def test_a_session_is_opened_by_its_key_and_the_token_only_and_bad_input_is_refused(store, policy, tmp_path):
+    with gateway(store, policy, tmp_path, *SCRIPTED) as running:
+        a, b = (running.opened(session_id=name) for name in "ab")
+        says(running.client("a", a["api_key"]), question("One?"))
+        for client in (running.client("b", a["api_key"]), running.client("a", "wrong"), running.client("c", "wrong")):
+            with pytest.raises(AuthenticationError):
+                says(client, question("One?"))
+        assert running.ask("GET", "/sessions/a/traces", key=b["api_key"])[0] == 401
+        assert running.ask("GET", "/sessions/nobody/traces")[0] == 404
+        assert [running.ask(*words, key=a["api_key"])[0] for words in (("GET", "/sessions"), ("POST", "/commit"))] == [
+            401,
+            401,
+        ]
+        assert running.ask("GET", "/v1/models")[1]["data"][0]["id"] == "tiny"
+        assert running.ask("GET", "/health")[1]["status"] == "ok"
+        chat = "/sessions/a/v1/chat/completions"
+        asked = {"model": "tiny", "messages": question("x" * 2000)}
+        huge = json.dumps({"model": "tiny", "messages": question("x" * MAX_BODY)}).encode()
+        refused = [
+            running.ask("POST", chat, body, a["api_key"]) for body in (b"{", {**asked, "model": "gpt"}, asked, huge)
+        ]
+        assert [(status, told["error"]["code"]) for status, told in refused] == [
+            (400, "invalid_json"),
+            (404, "model_not_found"),
+            (400, "context_length_exceeded"),
+            (413, "request_too_large"),
+        ]
+        wrong = [
+            {"session_id": "x/y"}, {"task": {"id": 3}}, {"tasks": {}}, {"session_id": "a", "task": {"id": "another"}},
+            {"task": {"id": "t", "instruction": "one"}}, {"task": {"id": "t", "instruction": "two"}},
+        ]  # fmt: skip
+        assert [running.ask("POST", "/sessions", body)[0] for body in wrong] == [400, 400, 400, 400, 200, 400]
+        assert running.ask("POST", "/sessions/a/end")[0] == 200
+        with pytest.raises(AuthenticationError):
+            says(running.client("a", a["api_key"]), question("One?"))
+        status, told = running.ask("POST", "/commit")
+        assert (status, told["episodes"]) == (200, 1)
+        errors = frame(store, store.resolve(told["rollouts"]), "call_errors")
+        assert len(errors) == 4
+        assert TOKEN not in "".join(errors["message"])
+        assert running.ask("POST", "/commit")[1]["rollouts"] is None
+
+
+def test_a_wrong_command_is_told_what_is_wrong(store, policy, tmp_path):
+    for words, said in (
+        ((), "needs a policy"),
+        (("--policy", str(policy.ref), "--token", "short"), "shorter than 16"),
+        (("--policy", str(policy.ref), "--engine", "vlm"), "unknown engine 'vlm'"),
+        (("--policy", str(policy.ref), "samplin.top_p=1"), "unknown key 'samplin'"),
+    ):
+        done = rollmill("gateway", *words, "--store", store.url, "--captures", tmp_path)
+        assert (done.code, said in done.err) == (2, True), done.text
