@@ -15,6 +15,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from tests.benchmarks import load
+from tests.benchmarks.bookkeeping import us_per_turn
 from tests.benchmarks.gateways import Process, our_gateway, their_gateway, upstream
 from tests.stages.rollouts.policies import make_tokenizer
 
@@ -38,7 +39,8 @@ def measure() -> list[dict[str, Any]]:
         ids = tokenizer.encode(SAID * SAMPLED)[:SAMPLED]
         texts = [str(tokenizer.decode([token])) for token in ids]
         with upstream(ids, texts, LOGPROB) as port:
-            return [*_calls(folder, port, "".join(texts)), _memory(folder, port, "".join(texts))]
+            rows = [*_calls(folder, port, "".join(texts)), _memory(folder, port, "".join(texts))]
+        return [*rows, _turns(folder / "policy", [*ids[:-1], tokenizer.eos_token_id])]
 
 
 def _calls(folder: Path, upstream_port: int, answer: str) -> list[dict[str, Any]]:
@@ -96,6 +98,16 @@ def _memory(folder: Path, upstream_port: int, answer: str) -> dict[str, Any]:
         "measured": f"{mib:,.0f} MiB",
         "budget": "< 1,024 MiB",
         "ok": mib < 1024,
+    }
+
+
+def _turns(policy: Path, ids: list[int]) -> dict[str, Any]:
+    few, many = (us_per_turn(policy, ids, SYSTEM, QUESTION, n, 64) for n in (8, 128))
+    return {
+        "name": "bookkeeping of a turn, sessions of 128 turns / of 8",
+        "measured": f"{many / few:.2f} ({many:.0f} and {few:.0f} us)",
+        "budget": "<= 1.5",
+        "ok": many <= 1.5 * few,
     }
 
 
