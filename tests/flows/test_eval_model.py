@@ -12,6 +12,7 @@ import pytest
 from aiohttp import web
 
 import rollmill as public
+from flows.models import store_model, stored_model
 from stages.artifacts.store import open_store
 from tests.flows.commands import Done, rollmill
 from tests.stages.rollouts.endpoint_server import KEY, MODEL, EndpointServer, answer_with, refusal
@@ -184,20 +185,12 @@ def hangs(server: EndpointServer) -> None:
 @pytest.mark.parametrize(
     ("fault", "setting", "said"),
     [
-        (lambda server: None, "rollouts.engine.model=other-2", "has no model 'other-2'"),
         (lambda server: None, "rollouts.engine.key_env=OTHER_VARIABLE", "is the key in OTHER_VARIABLE the right one"),
-        (lambda server: None, "rollouts.engine.base_url=http://127.0.0.1:1/v1", "asked 2 times in vain"),
-        (lambda server: None, "rollouts.engine.base_url=http://no-such-host.invalid/v1", "asked 2 times in vain"),
-        (fails_with(lambda: refusal(500, "in pieces")), "seed=0", "asked 2 times in vain; the last time: status 500"),
         (fails_with(lambda: web.Response(text="<html>")), "seed=0", "makes no sense (it is no JSON): <html>"),
-        (fails_with(lambda: refusal(429, "later", Retry_After="3600")), "seed=0", "asks to wait 3600 s"),
-        (fails_with(lambda: refusal(429, "pay", code="insufficient_quota")), "seed=0", "wants to be paid first"),
         (fails_with(lambda: refusal(400, "no seed here")), "seed=0", "has answered no call of model"),
-        (fails_with(lambda: web.Response(status=302, headers={"Location": "/"})), "seed=0", "is no such endpoint"),
-        (hangs, "rollouts.engine.timeout_s=0.2", "no answer within 0.2 s"),
     ],
-)  # fmt: skip
-def test_an_endpoint_that_cannot_answer_is_named_with_what_to_do(url, server, monkeypatch, fault, setting, said):
+)
+def test_an_evaluation_that_cannot_be_made_ends_with_what_to_do(url, server, monkeypatch, fault, setting, said):
     monkeypatch.setenv("OTHER_VARIABLE", "sk-wrong-0123456789")
     fault(server)
     done = evaluate(url, setting, "rollouts.engine.attempts=2")
@@ -206,6 +199,30 @@ def test_an_endpoint_that_cannot_answer_is_named_with_what_to_do(url, server, mo
     assert "Traceback" not in done.err
     assert KEY not in done.text
     assert "sk-wrong-0123456789" not in done.text
+
+
+@pytest.mark.parametrize(
+    ("fault", "changed", "said"),
+    [
+        (lambda server: None, {"model": "other-2"}, "has no model 'other-2'"),
+        (lambda server: None, {"base_url": "http://127.0.0.1:1/v1"}, "asked 2 times in vain"),
+        (lambda server: None, {"base_url": "http://no-such-host.invalid/v1"}, "asked 2 times in vain"),
+        (lambda server: None, {"key_env": None}, "it wants a key: name the variable that holds it"),
+        (fails_with(lambda: refusal(500, "in pieces")), {}, "asked 2 times in vain; the last time: status 500"),
+        (fails_with(lambda: web.json_response({"choices": [{}]})), {}, "makes no sense (its choice has no message)"),
+        (fails_with(lambda: refusal(429, "later", Retry_After="3600")), {}, "asks to wait 3600 s"),
+        (fails_with(lambda: refusal(429, "pay", code="insufficient_quota")), {}, "wants to be paid first"),
+        (fails_with(lambda: web.Response(status=302, headers={"Location": "/"})), {}, "is no such endpoint"),
+        (hangs, {"timeout_s": 0.2}, "no answer within 0.2 s"),
+    ],
+)
+def test_an_endpoint_that_cannot_answer_is_named_with_what_to_do(url, server, fault, changed, said):
+    store_model("other", stored_model("other").model_copy(update={"attempts": 2, **changed}))
+    fault(server)
+    done = rollmill("model", "test", "other")
+    assert done.code == 1, done.text
+    assert said in done.err
+    assert KEY not in done.text
 
 
 def test_a_missing_key_and_an_unknown_model_are_refused_before_anything_is_asked(url, server, monkeypatch):
