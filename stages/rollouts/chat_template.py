@@ -64,9 +64,12 @@ class ChatTemplate:
         Raises:
             TemplateRefused: the template does not accept these messages.
         """
+        # A template that does not know the newer name of the system's role leaves such a message out, or refuses it.
+        names = {} if "developer" in self.source else {"developer": "system"}
         try:
+            shown = [_as_rendered(message, names) for message in messages]
             text: str = self._tokenizer.apply_chat_template(
-                [_as_rendered(message) for message in messages], tools=tools, add_generation_prompt=True, tokenize=False
+                shown, tools=tools, add_generation_prompt=True, tokenize=False
             )
         except (jinja2.TemplateError, TypeError, KeyError, AttributeError) as error:
             raise TemplateRefused(f"the policy's chat template does not accept these messages: {error}") from error
@@ -194,9 +197,15 @@ def _in_order(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False, allow_nan=False)
 
 
-def _as_rendered(message: dict[str, Any]) -> dict[str, Any]:
-    """The message as text models' templates expect it: content parts joined, arguments of tools as objects."""
+def _as_rendered(message: dict[str, Any], names: dict[str, str]) -> dict[str, Any]:
+    """The message as text models' templates expect it: content parts joined, arguments of tools as objects.
+
+    Args:
+        names: what roles are called in the template, where that is another name.
+    """
     content = text_of(message.get("content"))
+    if (role := message.get("role")) in names:
+        message = {**message, "role": names[role]}
     message = message if content is message.get("content") else {**message, "content": content}
     if not message.get("tool_calls"):
         return message

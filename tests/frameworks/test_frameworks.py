@@ -90,7 +90,7 @@ def steps_of(policy, memory_store, tmp_path, monkeypatch):
             "agent": {"command": [str(PYTHON), str(HERE / f"{program}_agent.py")]},
             "engine": {"type": "scripted"},
             "sampling": {"max_tokens": 200},
-            "episode_time_limit_s": 60.0,
+            "episode_time_limit_s": 120.0,
         }
         tasks = stored_tasks(memory_store, 1, instruction="What is 2 + 3?")
         manifest = rolled_out(memory_store, request(tasks, stored_policy(memory_store, policy), config)).manifest

@@ -385,3 +385,13 @@ def test_sequences_that_share_memory_never_change_each_other(steps):
         sequence, wanted = made[parent % len(made)]
         made.append((sequence.extended(np.array(ids, dtype=np.int32)), wanted + ids))
     assert all(sequence.ids.tolist() == wanted for sequence, wanted in made)
+
+
+def test_a_developers_message_is_the_systems_where_the_template_does_not_know_developers(tmp_path):
+    messages = [{"role": "developer", "content": "be brief"}, {"role": "user", "content": "hi"}]
+    knowing = "{# developer #}" + CHATML
+    for name, template, role in (("old", CHATML, "system"), ("new", knowing, "developer")):
+        make_tokenizer(tmp_path / name, template)
+        make_model(tmp_path / name, 0)
+        text = chat_template_in(tmp_path / name).render(messages)
+        assert text.startswith(f"<|im_start|>{role}\nbe brief<|im_end|>"), text
