@@ -122,7 +122,7 @@ CALL_ERRORS = TableSpec(
             _column("trajectory", pa.string(), "name or role of the trajectory inside the episode"),
             _column("error_index", pa.int32(), "place among the trajectory's failed calls, 0 to n-1"),
             _column("started_at", TIMESTAMP, "when the call was made, UTC"),
-            _column("status", pa.string(), "refused (the call's own fault), or abandoned (nobody waited for it)"),
+            _column("status", pa.string(), "refused, abandoned (nobody waited for it) or retried (a worker's fault)"),
             _column("kind", pa.string(), "class of the fault"),
             _column("message", pa.large_string(), "message of the fault"),
         ]

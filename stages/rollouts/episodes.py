@@ -50,12 +50,13 @@ class Attempt:
 
 @dataclass(frozen=True)
 class CallError:
-    """A model call that was not answered; it is no step."""
+    """A model call that was not answered, or not at once; it is no step."""
 
     trajectory: str
     started_at: datetime
     status: str
-    """``refused``, or ``abandoned``: its caller, or the episode, ended before the answer."""
+    """``refused``; ``abandoned``: its caller, or the episode, ended before the answer; or ``retried``: a worker failed
+    at it, and it was made again."""
     kind: str
     message: str
 
@@ -75,7 +76,7 @@ class EpisodeRecord:
     steps: list[AnyStep]
     """Sorted by trajectory and step."""
     call_errors: list[CallError]
-    """Sorted by trajectory, then in the order in which they failed."""
+    """Sorted by trajectory and time."""
 
     @property
     def agent(self) -> str:
@@ -220,7 +221,7 @@ async def _run_one(
         started_at=started_at,
         duration_s=time.perf_counter() - began,
         steps=steps,
-        call_errors=calls.errors(told.names),
+        call_errors=calls.errors(told.names, steps),
     )
 
 
@@ -401,10 +402,15 @@ class _EpisodeCalls(ModelCalls):
         sessions = sorted((names.get(role, role), session) for role, session in self._sessions.items())
         return [replace(step, trajectory=name) for name, session in sessions for step in session.steps()]
 
-    def errors(self, names: Mapping[str, str]) -> list[CallError]:
-        """The calls that were not answered, by trajectory."""
+    def errors(self, names: Mapping[str, str], steps: list[AnyStep]) -> list[CallError]:
+        """The calls that were not answered, or not at once, by trajectory."""
         found = [replace(error, trajectory=names.get(error.trajectory, error.trajectory)) for error in self._errors]
-        return sorted(found, key=lambda error: error.trajectory)
+        found += [
+            CallError(step.trajectory, retry.started_at, "retried", retry.kind, f"{retry.worker}: {retry.message}")
+            for step in steps
+            for retry in step.generation.retries
+        ]
+        return sorted(found, key=lambda error: (error.trajectory, error.started_at))
 
     def _session(self, trajectory: str) -> TrajectorySession:
         if trajectory not in self._sessions:

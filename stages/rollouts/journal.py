@@ -14,16 +14,17 @@ import threading
 import time
 import warnings
 from collections.abc import AsyncIterator, Iterator
-from dataclasses import fields
+from dataclasses import asdict, fields
 from datetime import datetime
 from pathlib import Path
 from secrets import token_hex
+from typing import Any
 
 import numpy as np
 
 from stages.artifacts.cache import cache_root
 from stages.artifacts.sweep import sweep_once
-from stages.rollouts.engines.base import Engine, Generation, GenerationRequest, PolicyFiles
+from stages.rollouts.engines.base import Engine, Generation, GenerationRequest, PolicyFiles, Retry
 from stages.rollouts.frames import framed, frames
 
 _BODY = struct.Struct("<16sI")
@@ -133,6 +134,7 @@ def _record(key: bytes, generation: Generation) -> bytes:
         "worker": generation.worker,
         "started_at": generation.started_at.isoformat(),
         "latency_s": generation.latency_s,
+        "retries": [asdict(retry) | {"started_at": retry.started_at.isoformat()} for retry in generation.retries],
     }
     ids = np.asarray(generation.response_ids, dtype=np.int32)
     logprobs = np.asarray(generation.logprobs, dtype=np.float32)
@@ -151,6 +153,11 @@ def _read(content: bytes) -> Iterator[tuple[bytes, Generation]]:
             Generation(
                 response_ids=np.frombuffer(body, dtype=np.int32, count=n, offset=_BODY.size),
                 logprobs=np.frombuffer(body, dtype=np.float32, count=n, offset=_BODY.size + 4 * n),
-                **{**told, "started_at": datetime.fromisoformat(told["started_at"])},
+                retries=tuple(Retry(**_with_time(retry)) for retry in told.pop("retries")),
+                **_with_time(told),
             ),
         )
+
+
+def _with_time(told: dict[str, Any]) -> dict[str, Any]:
+    return told | {"started_at": datetime.fromisoformat(told["started_at"])}

@@ -315,6 +315,7 @@ def _summary(tasks: list[Task], config: RolloutsConfig, episodes: list[Any], sam
         "n_tasks": len(tasks),
         "n_episodes": len(episodes),
         "n_steps": len(steps),
+        "n_retries": sum(len(step.generation.retries) for step in steps),
         "prompt_tokens": total(step.prompt_tokens for step in steps),
         "response_tokens": n_tokens,
         "sampling_s": sampling_s,

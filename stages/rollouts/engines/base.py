@@ -60,6 +60,18 @@ class GenerationRequest:
 
 
 @dataclass(frozen=True)
+class Retry:
+    """An answer to a call that did not come, so that the call was made again; nobody's fault but a worker's."""
+
+    worker: str
+    started_at: datetime
+    """UTC."""
+    kind: str
+    """Class of the fault."""
+    message: str
+
+
+@dataclass(frozen=True)
 class Generation:
     """The answer to one model call."""
 
@@ -76,6 +88,8 @@ class Generation:
     """When the engine received the call, UTC."""
     latency_s: float
     """From then to the last token."""
+    retries: tuple[Retry, ...] = ()
+    """In the order in which they failed."""
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,15 @@ from typing import Any, NoReturn, TypeVar
 
 from schemas.errors import StageFailed
 from stages.rollouts.checkpoint import context_length_of, model_config
-from stages.rollouts.engines.base import Engine, EngineFault, Generation, GenerationRequest, PolicyFiles, SchemaRefused
+from stages.rollouts.engines.base import (
+    Engine,
+    EngineFault,
+    Generation,
+    GenerationRequest,
+    PolicyFiles,
+    Retry,
+    SchemaRefused,
+)
 from stages.rollouts.workers.answers import UnusableAnswer
 from stages.rollouts.workers.command import slots, vllm_python
 from stages.rollouts.workers.given import GivenWorker
@@ -176,8 +184,9 @@ class VllmEngine(Engine):
     async def _answer(self, request: GenerationRequest) -> Generation:
         started_at, began = datetime.now(UTC), time.perf_counter()
         failed: Worker | None = None
-        fault: Exception | None = None
+        retries: list[Retry] = []
         for _ in range(_ATTEMPTS):
+            asked_at = datetime.now(UTC)
             try:
                 worker = await self._pool.acquire(request, failed)
             except EngineFault as gone:
@@ -186,14 +195,14 @@ class VllmEngine(Engine):
             assert policy is not None
             try:
                 answer = await worker.ask(request, self._vocabulary)
-            except (WorkerLost, UnusableAnswer) as error:
-                failed, fault = worker, error
-            except ServerFault as error:
-                if request.sampling.json_schema is not None and error.status == 400:
+            except (WorkerLost, UnusableAnswer, ServerFault) as error:
+                status = error.status if isinstance(error, ServerFault) else None
+                if request.sampling.json_schema is not None and status == 400:
                     raise SchemaRefused(f"{worker.name} takes no such JSON schema: {error}") from error
-                if error.status is not None and 400 <= error.status < 500 and error.status not in (408, 429):
+                if status is not None and 400 <= status < 500 and status not in (408, 429):
                     raise EngineFault(f"{worker.name} has refused a call: {error}") from error
-                failed, fault = worker, error
+                failed = worker
+                retries.append(Retry(worker.label, asked_at, type(error).__name__, str(error)))
             else:
                 return Generation(
                     response_ids=answer.response_ids,
@@ -203,10 +212,11 @@ class VllmEngine(Engine):
                     worker=worker.label,
                     started_at=started_at,
                     latency_s=time.perf_counter() - began,
+                    retries=tuple(retries),
                 )
             finally:
                 self._pool.give_back(worker)
-        raise EngineFault(f"a model call was tried {_ATTEMPTS} times in vain; the last time: {fault}") from fault
+        raise EngineFault(f"a model call was tried {_ATTEMPTS} times in vain; the last time: {retries[-1].message}")
 
     def _failed(self, fault: StageFailed, policy_id: str) -> NoReturn:
         """No worker serves: the policy has to be loaded again, and for a moment that is refused."""

@@ -75,6 +75,22 @@ def test_the_number_of_workers_changes_no_sample_and_no_key(servers, shelf, tmp_
     assert found.select("episode_id", "response_ids").equals(again.select("episode_id", "response_ids"))
 
 
+def test_answers_that_could_not_be_used_are_counted_and_kept_apart(servers, shelf):
+    store, tasks, stored = shelf
+    bad, _ = servers
+    asked = request(tasks, stored, {"n": 2, "engine": VLLM}, attached(servers, max_failures=1000))
+    bad.fault = "too few logprobs"
+
+    manifest = rolled_out(store, asked).manifest
+    errors = frame(store, manifest, "call_errors")
+    assert len(frame(store, manifest, "steps")) == 12
+    assert manifest.summary["n_retries"] == len(errors) > 0
+    assert set(errors["status"]) == {"retried"}
+    assert set(errors["kind"]) == {"UnusableAnswer"}
+    assert errors["message"].str.starts_with(f"vllm:127.0.0.1:{bad.port}: ").all()
+    assert set(errors["episode_id"]) <= set(frame(store, manifest, "episodes")["episode_id"])
+
+
 def test_with_all_workers_gone_what_is_finished_is_kept_and_the_rerun_resumes(servers, shelf, monkeypatch):
     store, tasks, stored = shelf
     monkeypatch.setattr("stages.rollouts.engines.vllm._FAULT_HOLDS_S", 0.0)
