@@ -46,8 +46,8 @@ class Recorded:
 
     roles: tuple[str, ...]
     """Of the messages of the first call."""
-    prompt_tokens: tuple[int, int]
-    """Of each call's whole prompt."""
+    prompt_tokens: tuple[int, int] | None
+    """Of each call's whole prompt. None: the program writes the call's id into it, which is another in each run."""
     response_tokens: tuple[int, int] = (69, 11)
     says: tuple[str, str] = (CALL, ANSWER)
     """What the policy answers."""
@@ -67,7 +67,7 @@ CONTINUED = {
     "strands": Recorded(("system", "user"), (346, 431)),
 }
 REWRITTEN = {
-    "smolagents": Recorded(("system", "user"), (3598, 3757), (69, 81), says=(CALL, ANSWER_AS_CALL), prefix=3598),
+    "smolagents": Recorded(("system", "user"), None, (69, 81), says=(CALL, ANSWER_AS_CALL), prefix=3598),
     "smolagents_code": Recorded(("system", "user"), (7694, 7953), (51, 55), says=(CODE, ANSWER_AS_CODE), prefix=7745),
 }
 
@@ -117,7 +117,8 @@ def _in_turn(template: ChatTemplate, says: tuple[str, str]):
 
 def _check(steps: pl.DataFrame, recorded: Recorded) -> None:
     prompts, sampled = zip(*whole_sequences(steps), strict=True)
-    assert tuple(map(len, prompts)) == recorded.prompt_tokens
+    if recorded.prompt_tokens is not None:
+        assert tuple(map(len, prompts)) == recorded.prompt_tokens
     assert tuple(map(len, sampled)) == recorded.response_tokens
     assert tuple(message["role"] for message in json.loads(steps["messages"][0])) == recorded.roles
 
