@@ -3,9 +3,13 @@
 import json
 import shutil
 import signal
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import polars as pl
 import pytest
 from openai import AuthenticationError, OpenAI
 
@@ -13,11 +17,13 @@ from flows.call import stage_request
 from schemas.artifacts import Manifest
 from stages.artifacts.commit import materialise
 from stages.artifacts.store import Store
+from stages.rollouts.engines.base import PolicyFiles, Probe
 from stages.rollouts.gateway.server import MAX_BODY
 from tests.flows.commands import rollmill
 from tests.flows.gateways import TOKEN, committed, gateway, says
 from tests.stages.rollouts.conversations import whole_sequences
 from tests.stages.rollouts.policies import make_policy
+from tests.stages.rollouts.stand_in import StandIn
 from tests.stages.rollouts.stored import frame, stored_policy
 
 SCRIPTED = ("--engine", "scripted", "engine.n_tokens=6")
@@ -201,3 +207,43 @@ def test_a_wrong_command_is_told_what_is_wrong(store, policy, tmp_path):
     ):
         done = rollmill("gateway", *words, "--store", store.url, "--captures", tmp_path)
         assert (done.code, said in done.err) == (2, True), done.text
+
+
+def test_given_servers_share_the_sessions_and_one_that_dies_is_done_without(store, tmp_path):
+    policy = uniform_policy(tmp_path)
+    servers = [StandIn(vocabulary=304, context=256) for _ in range(2)]
+    try:
+        words = [word for server in servers for word in ("--url", server.url)]
+        with gateway(store, stored_policy(store, policy), tmp_path, *words, "sampling.max_tokens=4") as running:
+            talks = {name: (running.client(name), question(name)) for name in ("a", "b", "c", "d")}
+            for server in servers:
+                server.seconds = 0.5
+            for _ in range(2):
+                with ThreadPoolExecutor() as at_once:
+                    list(at_once.map(lambda talk: says(*talk), talks.values()))
+                for _, messages in talks.values():
+                    messages += question("Go on.")
+            servers[0].stop_listening()
+            for client, messages in talks.values():
+                says(client, messages)
+            _, workers = running.ask("GET", "/admin/workers")
+            assert len(workers) == 2
+            assert running.process.ended_by(signal.SIGTERM, 30) == 0
+            (rollouts,) = committed(store, running.output)
+    finally:
+        servers[0].listen_again()
+        for server in servers:
+            server.close()
+    steps = frame(store, rollouts, "steps")
+    assert len(steps) == 12
+    before = steps.filter(pl.col("step_index") < 2)
+    assert set(before.group_by("episode_id").agg(pl.col("worker").n_unique())["worker"]) == {1}, "a session sticks"
+    assert before["worker"].n_unique() == 2
+    assert steps.filter(step_index=2)["worker"].unique().to_list() == [f"vllm:127.0.0.1:{servers[1].port}"]
+
+
+def uniform_policy(folder: Path) -> PolicyFiles:
+    """What stand-ins serve, with a tokenizer."""
+    files = make_policy(folder / "policy")
+    logprobs = [np.full(len(ids) - 1, -np.log(304), np.float32) for ids in files.probe.ids]
+    return replace(files, probe=Probe(files.probe.ids, logprobs))
