@@ -24,6 +24,7 @@ from stages.rollouts.processes import AgentProcesses, AgentRaised
 from stages.rollouts.returned import Returned, returned
 from stages.rollouts.sdk import Agent, AgentConfig, EpisodeClosed, MaxTurnsReached, Messages, ModelCalls, Reply
 from stages.rollouts.sources import AnyStep, Source, TrajectorySession
+from stages.rollouts.telling import Teller
 
 _MESSAGE_LIMIT = 2000
 """Characters of a fault's message that are kept."""
@@ -307,11 +308,11 @@ class _EpisodeCalls(ModelCalls):
         with self._noted(trajectory):
             return await self._session(trajectory).chat(messages)
 
-    async def call(self, trajectory: str, call: ModelCall) -> ModelAnswer:
+    async def call(self, trajectory: str, call: ModelCall, teller: Teller | None = None) -> ModelAnswer:
         """Answers a call that came over HTTP."""
         try:
             with self._noted(trajectory):
-                return await self._session(trajectory).call(call)
+                return await self._session(trajectory).call(call, teller)
         except MaxTurnsReached:
             self.was_told_over_http = True
             raise

@@ -7,13 +7,15 @@ and ``parameters``), and that of Mistral (``[TOOL_CALLS]`` and a JSON list). Wha
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-_THINK = re.compile(r"\A\s*(?:<think>)?(.*?)</think>\s*", re.DOTALL)
+_THINK = re.compile(r"\A\s*<think>(.*?)</think>\s*", re.DOTALL)
 _OPEN_THINK = re.compile(r"\A\s*<think>(.*)\Z", re.DOTALL)
+_THINK_MARK, _THINK_END = "<think>", "</think>"
 _HERMES = re.compile(r"<tool_call>\s*(.*?)\s*</tool_call>", re.DOTALL)
+_HERMES_MARK, _HERMES_END = "<tool_call>", "</tool_call>"
 _MISTRAL_MARK = "[TOOL_CALLS]"
 _LLAMA_MARK = "<|python_tag|>"
 
@@ -28,18 +30,46 @@ class Parsed:
     """Name and arguments (JSON) of each call of a tool."""
 
 
-def parsed(text: str, template: str, tool_names: frozenset[str]) -> Parsed:
+def parsed(text: str, template: str, tool_names: frozenset[str], is_thinking: bool = False) -> Parsed:
     """An answer taken apart.
 
     Args:
         text: as decoded.
         template: source of the policy's chat template.
         tool_names: tools that the policy was offered; none: it is text, whatever it looks like.
+        is_thinking: the prompt has opened the reasoning already.
     """
-    reasoning, text = _without_reasoning(text)
-    read = _reader(template) if tool_names else None
-    content, calls = read(text, tool_names) if read is not None else (text, ())
+    reasoning, text = _without_reasoning(_opened(text, is_thinking))
+    form = _form(template) if tool_names else None
+    content, calls = form.read(text, tool_names) if form is not None else (text, ())
     return Parsed(content, reasoning, calls)
+
+
+def sure(text: str, template: str, tool_names: frozenset[str], is_thinking: bool = False) -> tuple[str, str]:
+    """Reasoning and content with which the answer begins, whatever follows; the arguments are those of ``parsed``."""
+    text = _opened(text, is_thinking)
+    begun = text.lstrip()
+    if _THINK_MARK.startswith(begun):
+        return "", ""
+    if begun.startswith(_THINK_MARK) and _THINK_END not in begun:
+        inner = begun[len(_THINK_MARK) :]
+        return inner[: held_from(inner, (_THINK_END,))].strip(), ""
+    reasoning, text = _without_reasoning(text)
+    form = _form(template) if tool_names else None
+    return reasoning or "", text if form is None else form.sure(text, tool_names)
+
+
+def held_from(text: str, marks: Iterable[str]) -> int:
+    """Where the end of a text begins that may become one of the marks; its length where it may not."""
+    longest = 0
+    for mark in marks:
+        sizes = range(min(len(mark) - 1, len(text)), longest, -1)
+        longest = next((size for size in sizes if text.endswith(mark[:size])), longest)
+    return len(text) - longest
+
+
+def _opened(text: str, is_thinking: bool) -> str:
+    return _THINK_MARK + text if is_thinking else text
 
 
 def _without_reasoning(text: str) -> tuple[str | None, str]:
@@ -50,16 +80,23 @@ def _without_reasoning(text: str) -> tuple[str | None, str]:
     return None, text
 
 
-_Reader = Callable[[str, frozenset[str]], tuple[str, tuple[tuple[str, str], ...]]]
+@dataclass(frozen=True)
+class _Form:
+    """How a policy writes calls of tools."""
+
+    read: Callable[[str, frozenset[str]], tuple[str, tuple[tuple[str, str], ...]]]
+    """Content and calls of an answer."""
+    sure: Callable[[str, frozenset[str]], str]
+    """With what the content begins, whatever follows."""
 
 
-def _reader(template: str) -> _Reader | None:
-    if "<tool_call>" in template:
-        return _hermes
+def _form(template: str) -> _Form | None:
+    if _HERMES_MARK in template:
+        return _Form(_hermes, _sure_hermes)
     if _MISTRAL_MARK in template:
-        return _mistral
+        return _Form(_mistral, _sure_mistral)
     if _LLAMA_MARK in template or '"parameters"' in template:
-        return _llama
+        return _Form(_llama, _sure_llama)
     return None
 
 
@@ -73,7 +110,19 @@ def _hermes(text: str, names: frozenset[str]) -> tuple[str, tuple[tuple[str, str
             end = found.end()
     if not calls:
         return text, ()
-    return "".join([*rest, text[end:]]).strip(), tuple(calls)
+    return "".join([*rest, text[end:]]).rstrip(), tuple(calls)
+
+
+def _sure_hermes(text: str, names: frozenset[str]) -> str:
+    end = 0
+    while (begin := text.find(_HERMES_MARK, end)) >= 0:
+        close = text.find(_HERMES_END, begin)
+        if close < 0:
+            break
+        end = close + len(_HERMES_END)
+    else:
+        begin = held_from(text, (_HERMES_MARK,))
+    return _hermes(text[:begin], names)[0].rstrip()
 
 
 def _mistral(text: str, names: frozenset[str]) -> tuple[str, tuple[tuple[str, str], ...]]:
@@ -85,7 +134,14 @@ def _mistral(text: str, names: frozenset[str]) -> tuple[str, tuple[tuple[str, st
     known = [call for call in calls if call is not None]
     if len(known) < len(calls) or (not mark and not {name for name, _ in known} <= names):
         return text, ()
-    return before.strip(), tuple(known)
+    return before.rstrip(), tuple(known)
+
+
+def _sure_mistral(text: str, names: frozenset[str]) -> str:
+    before, mark, _ = text.partition(_MISTRAL_MARK)
+    if mark:
+        return before.rstrip()
+    return "" if text.lstrip()[:1] in ("", "[") else text[: held_from(text, (_MISTRAL_MARK,))].rstrip()
 
 
 def _llama(text: str, names: frozenset[str]) -> tuple[str, tuple[tuple[str, str], ...]]:
@@ -96,6 +152,11 @@ def _llama(text: str, names: frozenset[str]) -> tuple[str, tuple[tuple[str, str]
             return text, ()
         calls.append(call)
     return "", tuple(calls)
+
+
+def _sure_llama(text: str, names: frozenset[str]) -> str:
+    begun = text.lstrip()
+    return "" if begun[:1] in ("", "{") or begun.startswith(_LLAMA_MARK) or _LLAMA_MARK.startswith(begun) else text
 
 
 def _loaded(text: str) -> Any:

@@ -27,12 +27,15 @@ from stages.rollouts.engines.base import (
     Unsupported,
 )
 from stages.rollouts.engines.stopping import TextOf, found_in
-from stages.rollouts.formats import Parsed, parsed
+from stages.rollouts.formats import Parsed, parsed, sure
 from stages.rollouts.known import Known, hasher_of
 from stages.rollouts.sdk import MaxTurnsReached, Messages, Reply
 from stages.rollouts.sequence import TokenSequence, common_prefix
+from stages.rollouts.telling import Reading, StreamBroken, Teller
 from stages.rollouts.written import Written, continued
 
+_END = 16
+"""Characters of a prompt in which it is seen whether it has opened the reasoning."""
 _TAIL = 8
 """Ids of a prompt that has no template, after which its answer is decoded."""
 
@@ -120,6 +123,8 @@ class _Turn:
     told: Parsed | None = None
     """The same taken apart; None: nobody asked for that."""
     tool_calls: tuple[ToolCall, ...] = ()
+    is_thinking: bool = False
+    """Whether the prompt has opened the reasoning already."""
     head: tuple[int, bytes] = (0, b"")
     """Length and hash of the rendered prompt with the answer; kept instead of the text."""
 
@@ -191,13 +196,19 @@ class Session:
         self._remember(turn, Reply.message_of(turn.raw))
         return Reply(text=turn.raw, finish_reason=generation.finish_reason)
 
-    async def call(self, call: ModelCall) -> ModelAnswer:
-        """The same with tools, with reasoning and tool calls taken out of the answer, which ends before a stop text."""
-        turn, generation = await self._asked(call)
+    async def call(self, call: ModelCall, teller: Teller | None = None) -> ModelAnswer:
+        """The same with tools, with reasoning and tool calls taken out of the answer, which ends before a stop text.
+
+        Args:
+            teller: tells the answer while it is sampled.
+
+        Raises:
+            StreamBroken: what was told has turned out wrong.
+        """
+        turn, generation = await self._asked(call, teller)
         until, stop_text = found_in(turn.raw, call.stop) or (None, None)
-        names = frozenset(tool["function"]["name"] for tool in call.tools or [])
         if call.prompt is None:
-            turn.told = parsed(turn.raw[:until], self._template.source, names)
+            turn.told = parsed(turn.raw[:until], self._template.source, _tool_names(call), turn.is_thinking)
         else:
             turn.told = Parsed(turn.raw[:until], None, ())
         turn.tool_calls = tuple(
@@ -215,6 +226,12 @@ class Session:
             response_ids=generation.response_ids,
             logprobs=generation.logprobs,
         )
+        if teller is not None:
+            try:
+                teller.end(answer)
+            except StreamBroken:
+                self._turns.remove(turn)
+                raise
         if call.prompt is None:
             self._remember(turn, answer.message)
         return answer
@@ -227,19 +244,27 @@ class Session:
         if call.tools:
             raise Unsupported("an answer that is kept to a JSON schema can call no tool; ask for one of both")
 
-    async def _asked(self, call: ModelCall) -> tuple[_Turn, Generation]:
+    async def _asked(self, call: ModelCall, teller: Teller | None = None) -> tuple[_Turn, Generation]:
         if self._max_turns is not None and len(self._turns) >= self._max_turns:
             raise MaxTurnsReached(f"trajectory {self._trajectory!r} has made its {self._max_turns} model calls")
         self._check_form(call)
         turn = self._next_turn(call)
+        turn.is_thinking = turn.text[-_END:].rstrip().endswith("<think>")
         self._turns.append(turn)
         self._n_asked += 1
         text_of = self._template.decode
         if call.prompt is not None:
             text_of = partial(self._template.decode_after, turn.prompt.ids[-_TAIL:])
         request = GenerationRequest(
-            turn.prompt.ids, turn.sampling, turn.seed, session=self._uid, text_of=text_of if call.stop else None
+            turn.prompt.ids,
+            turn.sampling,
+            turn.seed,
+            session=self._uid,
+            text_of=text_of if call.stop else None,
+            progress=None if teller is None else teller.progress,
         )
+        if teller is not None:
+            teller.begin(self._reading(call, turn, text_of))
         try:
             generation = await self._engine.generate(request)
             self._answer(turn, generation, text_of)
@@ -250,6 +275,17 @@ class Session:
             self._turns.remove(turn)
             raise
         return turn, generation
+
+    def _reading(self, call: ModelCall, turn: _Turn, text_of: TextOf) -> Reading:
+        def text_after(before: np.ndarray, ids: np.ndarray) -> str:
+            return self._template.decode_after(before, ids) if len(before) else text_of(ids)
+
+        def told(text: str) -> tuple[str, str]:
+            if call.prompt is not None:
+                return "", text
+            return sure(text, self._template.source, _tool_names(call), turn.is_thinking)
+
+        return Reading(len(turn.prompt), text_after, told, turn.sampling.stop_token_ids, call.stop)
 
     def _call_id(self, turn: _Turn, place: int) -> str:
         return f"call_{_hash(f'{self._uid}/{self._trajectory}/{turn.seed}/{place}').hex()[:24]}"
@@ -414,6 +450,10 @@ def _as_sampled(messages: Messages, answers: dict[int, _Turn]) -> Messages:
 def _tools_of(call: ModelCall) -> bytes | None:
     hasher = hasher_of(call.tools or [])
     return None if hasher is None else hasher.digest()
+
+
+def _tool_names(call: ModelCall) -> frozenset[str]:
+    return frozenset(tool["function"]["name"] for tool in call.tools or [])
 
 
 def _as_said(text: str) -> Messages:

@@ -19,6 +19,7 @@ from stages.rollouts.journal import journal_files, journalled
 from stages.rollouts.masking import Masker
 from stages.rollouts.sdk import Messages, Reply
 from stages.rollouts.session import RecordedStep, Session
+from stages.rollouts.telling import Teller
 
 AnyStep = RecordedStep | TextStep
 
@@ -28,7 +29,11 @@ class TrajectorySession(Protocol):
 
     async def chat(self, messages: Messages) -> Reply: ...
 
-    async def call(self, call: ModelCall) -> ModelAnswer: ...
+    async def call(self, call: ModelCall, teller: Teller | None = None) -> ModelAnswer:
+        """
+        Args:
+            teller: tells the answer while it is sampled, where that can be known.
+        """
 
     def steps(self) -> list[Any]:
         """Of one of the types in ``AnyStep``."""

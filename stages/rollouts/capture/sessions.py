@@ -27,6 +27,7 @@ from stages.rollouts.engines.base import (
 from stages.rollouts.masking import Masker
 from stages.rollouts.sdk import EpisodeClosed, Messages
 from stages.rollouts.session import Session
+from stages.rollouts.telling import Teller
 
 _MESSAGE_LIMIT = 2000
 """Characters of a fault's message that are kept."""
@@ -163,7 +164,7 @@ class CapturedSession:
         session.n_calls = len(captured.calls)
         return session, n_different
 
-    async def call(self, trajectory: str, call: ModelCall) -> ModelAnswer:
+    async def call(self, trajectory: str, call: ModelCall, teller: Teller | None = None) -> ModelAnswer:
         """Answers a call, once it is written down."""
         if self._is_ended:
             raise EpisodeClosed("the session has ended, so the policy is not asked any more")
@@ -171,7 +172,7 @@ class CapturedSession:
         _asked.set(asked)
         self._in_flight[asked] = trajectory
         try:
-            answer = await self._session(trajectory).call(call)
+            answer = await self._session(trajectory).call(call, teller)
         except asyncio.CancelledError:
             self._failed(trajectory, asked.at, "abandoned", "CancelledError", _ABANDONED)
             raise

@@ -20,6 +20,7 @@ from stages.rollouts.endpoints.settings import EndpointConfig
 from stages.rollouts.engines.base import SamplingParams
 from stages.rollouts.sdk import MaxTurnsReached, Messages, Reply
 from stages.rollouts.session import key_after, prefix_keys
+from stages.rollouts.telling import Teller
 
 Ask = Callable[[Any, str, dict[str, Any], Callable[[dict[str, Any]], Answer]], Awaitable[Asked]]
 """Given what tells a call from others of the same text, the path, the body, and what reads the answer."""
@@ -125,8 +126,8 @@ class EndpointSession:
         answer = await self._answered(ModelCall(list(messages)))
         return Reply(text=answer.content or "", finish_reason=answer.finish_reason)
 
-    async def call(self, call: ModelCall) -> ModelAnswer:
-        """The same with everything that an API can ask for."""
+    async def call(self, call: ModelCall, teller: Teller | None = None) -> ModelAnswer:
+        """The same with everything that an API can ask for; nothing is told before the answer is whole."""
         answer = await self._answered(call)
         return ModelAnswer(
             content=answer.content or "",

@@ -18,6 +18,7 @@ from schemas.errors import InputError, RollmillError, StageFailed
 if TYPE_CHECKING:
     import numpy as np
 
+    from stages.rollouts.engines.progress import Progress
     from stages.rollouts.engines.stopping import TextOf
 
 FinishReason = Literal["stop", "length", "abort"]
@@ -57,6 +58,8 @@ class GenerationRequest:
     """Calls with the same session share a prefix, so an engine may keep them on one worker."""
     text_of: "TextOf | None" = field(default=None, repr=False, compare=False)
     """The text of sampled ids; given where there are ``stop_texts``."""
+    progress: "Progress | None" = field(default=None, repr=False, compare=False)
+    """Where the engine tells what it has sampled so far, if it can."""
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,6 @@
 """The calls that are being sampled, as arrays with one row a call, so that a step costs no loop over them."""
 
+import threading
 import time
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -8,6 +9,7 @@ from datetime import UTC, datetime
 import numpy as np
 
 from stages.rollouts.engines.base import Generation, GenerationRequest
+from stages.rollouts.engines.progress import NO_TOKENS, Tokens
 from stages.rollouts.engines.sampling import RowParams, uniforms
 from stages.rollouts.engines.stopping import is_completed_by_last
 
@@ -37,17 +39,22 @@ class Batch:
         self._stops = np.full((n_slots, 1), -1, dtype=np.int64)
         self._has_texts = np.zeros(n_slots, dtype=bool)
         """Whether the row may also end at a text."""
+        self._is_followed = np.zeros(n_slots, dtype=bool)
+        """Whether somebody reads along while the row is sampled."""
         self._stopped = np.zeros(n_slots, dtype=bool)
         self._ids = np.zeros((n_slots, 64), dtype=np.int32)
         self._logprobs = np.zeros((n_slots, 64), dtype=np.float32)
         self._uniforms = np.zeros((n_slots, 64))
+        self._gate = threading.Lock()
+        """Held while rows move or grow, as others may look at them."""
 
     @property
     def n(self) -> int:
         return len(self.calls)
 
     def add(self, calls: list[Call]) -> None:
-        self._widen(max(call.request.sampling.max_tokens for call in calls))
+        with self._gate:
+            self._widen(max(call.request.sampling.max_tokens for call in calls))
         for row, call in enumerate(calls, start=self.n):
             sampling = call.request.sampling
             self.lengths[row] = len(call.request.prompt_ids) - 1
@@ -62,6 +69,8 @@ class Batch:
             self._stops[row] = -1
             self._stops[row, : len(stops)] = stops
             self._has_texts[row], self._stopped[row] = bool(sampling.stop_texts), False
+            progress = call.request.progress
+            self._is_followed[row] = progress is not None and progress.is_followed
             if sampling.temperature > 0:
                 self._uniforms[row, : sampling.max_tokens] = uniforms(call.request.seed, sampling.max_tokens)
         self.calls.extend(calls)
@@ -84,11 +93,15 @@ class Batch:
         places = self._sampled[rows]
         self._ids[rows, places] = ids
         self._logprobs[rows, places] = logprobs
-        self._sampled[rows] += 1
+        self._sampled[rows] += 1  # after the two above, so that who looks meanwhile sees whole tokens
         self.lengths[rows] += 1
         self._stopped[rows] = (self._stops[rows] == ids[:, None]).any(1)
         for row in rows[self._has_texts[rows] & ~self._stopped[rows]].tolist():
             self._stopped[row] = self._ends_at_text(row)
+        for row in rows[self._is_followed[rows]].tolist():
+            progress = self.calls[row].request.progress
+            assert progress is not None
+            progress.more()
         finished: np.ndarray = self._stopped[rows] | (self._sampled[rows] >= self._limits[rows])
         return finished
 
@@ -112,13 +125,23 @@ class Batch:
     def remove(self, row: int) -> None:
         """Takes a row out; the last one moves to its place."""
         last = self.n - 1
-        for array in (
-            self.lengths, self._sampled, self._limits, self._temperature, self._top_p, self._top_k, self._stops,
-            self._has_texts, self._stopped, self._ids, self._logprobs, self._uniforms,
-        ):  # fmt: skip
-            array[row] = array[last]
-        self.calls[row] = self.calls[last]
-        self.calls.pop()
+        with self._gate:
+            for array in (
+                self.lengths, self._sampled, self._limits, self._temperature, self._top_p, self._top_k, self._stops,
+                self._has_texts, self._is_followed, self._stopped, self._ids, self._logprobs, self._uniforms,
+            ):  # fmt: skip
+                array[row] = array[last]
+            self.calls[row] = self.calls[last]
+            self.calls.pop()
+
+    def sampled_of(self, call: Call) -> Tokens:
+        """What has been sampled for a call so far, asked from any thread; nothing where it is not among the rows."""
+        with self._gate:
+            if call not in self.calls:
+                return NO_TOKENS
+            row = self.calls.index(call)
+            n = int(self._sampled[row])
+            return self._ids[row, :n].copy(), self._logprobs[row, :n].copy()
 
     def _ends_at_text(self, row: int) -> bool:
         request = self.calls[row].request

@@ -9,6 +9,7 @@ import queue
 import threading
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -97,8 +98,16 @@ class TransformersEngine(Engine):
 
     async def generate(self, request: GenerationRequest) -> Generation:
         call = Call(request)
+        progress = request.progress
+        if progress is not None:
+            progress.begin(partial(self._batch.sampled_of, call))
         self._put(call)
-        return await asyncio.wrap_future(call.done)
+        try:
+            return await asyncio.wrap_future(call.done)
+        except asyncio.CancelledError:
+            if progress is not None:
+                progress.freeze()
+            raise
 
     def close(self) -> None:
         self._inbox.put(None)

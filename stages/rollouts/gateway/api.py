@@ -1,11 +1,14 @@
 """What every API of the gateway does: it reads a request as a model call, and writes the answer in its own form."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from stages.rollouts.calls import ModelAnswer, ModelCall
+
+if TYPE_CHECKING:
+    from stages.rollouts.gateway.stream import Stream
 
 MOST_CHOICES = 128
 """Answers to one request."""
@@ -73,8 +76,8 @@ class Api(ABC):
         """The answer as one object."""
 
     @abstractmethod
-    def events(self, asked: Asked, answers: list[ModelAnswer], told: Told) -> Iterator[str]:
-        """The answer as the events of a stream. All is known before the first is sent, so no stream breaks off half."""
+    def stream(self, asked: Asked, told: Told) -> "Stream":
+        """What writes the answer as the events of a stream."""
 
     @abstractmethod
     def refusal(self, error: ApiError) -> dict[str, Any]:

@@ -1,11 +1,11 @@
 """``/v1/chat/completions``: requests as the chat API's clients write them, answers as they read them."""
 
-import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 from stages.rollouts.calls import ModelAnswer, ModelCall
+from stages.rollouts.engines.progress import Tokens
 from stages.rollouts.gateway.api import (
     Api,
     ApiError,
@@ -22,6 +22,8 @@ from stages.rollouts.gateway.api import (
     whole_in,
 )
 from stages.rollouts.gateway.json_form import schema_in
+from stages.rollouts.gateway.stream import Stream, data_event, tokens_of
+from stages.rollouts.telling import Piece
 
 _ROLES = ("system", "developer", "user", "assistant", "tool")
 
@@ -37,13 +39,11 @@ class ChatApi(Api):
     def whole(self, asked: Asked, answers: list[ModelAnswer], told: Told) -> dict[str, Any]:
         return _whole(asked, answers, told)
 
-    def events(self, asked: Asked, answers: list[ModelAnswer], told: Told) -> Iterator[str]:
-        return _events(asked, answers, told)
+    def stream(self, asked: Asked, told: Told) -> Stream:
+        return ChatStream(asked, told)
 
     def refusal(self, error: ApiError) -> dict[str, Any]:
-        kinds = {401: "authentication_error", 404: "not_found_error"}
-        kind = kinds.get(error.status, "invalid_request_error" if error.status < 500 else "server_error")
-        return {"error": {"message": error.message, "type": kind, "param": error.param, "code": error.code}}
+        return chat_refusal(error)
 
 
 def _asked(body: dict[str, Any]) -> Asked:
@@ -81,33 +81,53 @@ def _whole(asked: Asked, answers: list[ModelAnswer], told: Told) -> dict[str, An
             "index": place,
             "message": _message(answer),
             "finish_reason": answer.finish_reason,
-            "logprobs": _logprobs(answer, told.token_text) if asked.with_logprobs else None,
+            "logprobs": _logprobs(tokens_of(answer), told) if asked.with_logprobs else None,
         }
         for place, answer in enumerate(answers)
     ]
     return _head(told, "chat.completion") | {"choices": choices, "usage": _usage(answers)}
 
 
-def _events(asked: Asked, answers: list[ModelAnswer], told: Told) -> Iterator[str]:
-    head = _head(told, "chat.completion.chunk")
+class ChatStream(Stream):
+    """Chunks of the chat API."""
 
-    def event(place: int, delta: dict[str, Any], reason: str | None = None, logprobs: Any = None) -> str:
-        choice = {"index": place, "delta": delta, "finish_reason": reason, "logprobs": logprobs}
-        return f"data: {json.dumps(head | {'choices': [choice]}, ensure_ascii=False)}\n\n"
+    def __init__(self, asked: Asked, told: Told):
+        super().__init__(asked, told)
+        self._head = _head(told, "chat.completion.chunk")
 
-    for place, answer in enumerate(answers):
-        yield event(place, {"role": "assistant", "content": ""})
-        if answer.reasoning:
-            yield event(place, {"reasoning_content": answer.reasoning})
-        if answer.content:
-            logprobs = _logprobs(answer, told.token_text) if asked.with_logprobs else None
-            yield event(place, {"content": answer.content}, logprobs=logprobs)
+    def _more(self, place: int, piece: Piece) -> Iterator[str]:
+        if place not in self._said:
+            yield self._event(place, {"role": "assistant", "content": ""})
+        if piece.reasoning:
+            yield self._event(place, {"reasoning_content": piece.reasoning})
+        has_logprobs = self._asked.with_logprobs and len(piece.tokens[0]) > 0
+        if piece.content or has_logprobs:
+            logprobs = _logprobs(piece.tokens, self._told) if has_logprobs else None
+            yield self._event(place, {"content": piece.content}, logprobs=logprobs)
+
+    def _ended(self, place: int, answer: ModelAnswer) -> Iterator[str]:
         for index, call in enumerate(answer.tool_calls):
-            yield event(place, {"tool_calls": [{"index": index, **call.as_message_part()}]})
-        yield event(place, {}, answer.finish_reason)
-    if asked.with_usage:
-        yield f"data: {json.dumps(head | {'choices': [], 'usage': _usage(answers)})}\n\n"
-    yield "data: [DONE]\n\n"
+            yield self._event(place, {"tool_calls": [{"index": index, **call.as_message_part()}]})
+        yield self._event(place, {}, answer.finish_reason)
+
+    def _closed(self, answers: list[ModelAnswer]) -> Iterator[str]:
+        if self._asked.with_usage:
+            yield data_event(self._head | {"choices": [], "usage": _usage(answers)})
+        yield "data: [DONE]\n\n"
+
+    def broken(self, error: ApiError) -> str:
+        return data_event(chat_refusal(error))
+
+    def _event(self, place: int, delta: dict[str, Any], reason: str | None = None, logprobs: Any = None) -> str:
+        choice = {"index": place, "delta": delta, "finish_reason": reason, "logprobs": logprobs}
+        return data_event(self._head | {"choices": [choice]})
+
+
+def chat_refusal(error: ApiError) -> dict[str, Any]:
+    """A refusal in the form of the chat API."""
+    kinds = {401: "authentication_error", 404: "not_found_error"}
+    kind = kinds.get(error.status, "invalid_request_error" if error.status < 500 else "server_error")
+    return {"error": {"message": error.message, "type": kind, "param": error.param, "code": error.code}}
 
 
 def _head(told: Told, kind: str) -> dict[str, Any]:
@@ -127,14 +147,14 @@ def _usage(answers: list[ModelAnswer]) -> dict[str, int] | None:
     return usage_of([answers[0].prompt_tokens], [answer.response_tokens for answer in answers])
 
 
-def _logprobs(answer: ModelAnswer, text_of: Callable[[int], str]) -> dict[str, Any] | None:
-    if answer.response_ids is None or answer.logprobs is None:
+def _logprobs(tokens: Tokens | None, told: Told) -> dict[str, Any] | None:
+    if tokens is None:
         return None
-    texts = list(map(text_of, answer.response_ids.tolist()))
+    texts = list(map(told.token_text, tokens[0].tolist()))
     return {
         "content": [
             {"token": text, "logprob": logprob, "bytes": list(text.encode()), "top_logprobs": []}
-            for text, logprob in zip(texts, answer.logprobs.tolist(), strict=True)
+            for text, logprob in zip(texts, tokens[1].tolist(), strict=True)
         ],
         "refusal": None,
     }

@@ -1,14 +1,15 @@
 """``/v1/completions``: prompts without a chat template, as text or as ids, as the older clients write them."""
 
-import json
 import time
-from collections.abc import Callable, Iterator
+from collections import defaultdict
+from collections.abc import Iterator
 from itertools import accumulate
 from typing import Any
 
 import numpy as np
 
 from stages.rollouts.calls import ModelAnswer, ModelCall
+from stages.rollouts.engines.progress import Tokens
 from stages.rollouts.gateway.api import (
     MOST_CHOICES,
     ApiError,
@@ -22,7 +23,9 @@ from stages.rollouts.gateway.api import (
     usage_of,
     whole_in,
 )
-from stages.rollouts.gateway.chat_api import ChatApi
+from stages.rollouts.gateway.chat_api import ChatApi, chat_refusal
+from stages.rollouts.gateway.stream import Stream, data_event, tokens_of
+from stages.rollouts.telling import Piece
 
 _LARGEST_ID = 2**31 - 1
 
@@ -73,31 +76,56 @@ class CompletionsApi(ChatApi):
         )
 
     def whole(self, asked: Asked, answers: list[ModelAnswer], told: Told) -> dict[str, Any]:
-        return _head(told) | {"choices": _choices(asked, answers, told), "usage": _usage(asked, answers)}
+        choices = [
+            {
+                "index": place,
+                "text": answer.content,
+                "finish_reason": answer.finish_reason,
+                "logprobs": _logprobs(tokens, told) if asked.with_logprobs and (tokens := tokens_of(answer)) else None,
+            }
+            for place, answer in enumerate(answers)
+        ]
+        return _head(told) | {"choices": choices, "usage": _usage(asked, answers)}
 
-    def events(self, asked: Asked, answers: list[ModelAnswer], told: Told) -> Iterator[str]:
-        head = _head(told)
-        for choice in _choices(asked, answers, told):
-            yield f"data: {json.dumps(head | {'choices': [choice]}, ensure_ascii=False)}\n\n"
-        if asked.with_usage:
-            yield f"data: {json.dumps(head | {'choices': [], 'usage': _usage(asked, answers)})}\n\n"
+    def stream(self, asked: Asked, told: Told) -> Stream:
+        return CompletionsStream(asked, told)
+
+
+class CompletionsStream(Stream):
+    """Chunks of the completions API."""
+
+    def __init__(self, asked: Asked, told: Told):
+        super().__init__(asked, told)
+        self._head = _head(told)
+        self._offsets: dict[int, int] = defaultdict(int)
+        """Characters of the tokens that have been told, by answer."""
+
+    def _more(self, place: int, piece: Piece) -> Iterator[str]:
+        logprobs = None
+        if self._asked.with_logprobs and len(piece.tokens[0]):
+            logprobs = _logprobs(piece.tokens, self._told, self._offsets[place])
+            self._offsets[place] += sum(map(len, logprobs["tokens"]))
+        if piece.content or logprobs:
+            yield self._event(place, piece.content, None, logprobs)
+
+    def _ended(self, place: int, answer: ModelAnswer) -> Iterator[str]:
+        yield self._event(place, "", answer.finish_reason, None)
+
+    def _closed(self, answers: list[ModelAnswer]) -> Iterator[str]:
+        if self._asked.with_usage:
+            yield data_event(self._head | {"choices": [], "usage": _usage(self._asked, answers)})
         yield "data: [DONE]\n\n"
+
+    def broken(self, error: ApiError) -> str:
+        return data_event(chat_refusal(error))
+
+    def _event(self, place: int, text: str, reason: str | None, logprobs: Any) -> str:
+        choice = {"index": place, "text": text, "finish_reason": reason, "logprobs": logprobs}
+        return data_event(self._head | {"choices": [choice]})
 
 
 def _head(told: Told) -> dict[str, Any]:
     return {"id": f"cmpl-{told.uid}", "object": "text_completion", "created": int(time.time()), "model": told.model}
-
-
-def _choices(asked: Asked, answers: list[ModelAnswer], told: Told) -> list[dict[str, Any]]:
-    return [
-        {
-            "index": place,
-            "text": answer.content,
-            "finish_reason": answer.finish_reason,
-            "logprobs": _logprobs(answer, told.token_text) if asked.with_logprobs else None,
-        }
-        for place, answer in enumerate(answers)
-    ]
 
 
 def _usage(asked: Asked, answers: list[ModelAnswer]) -> dict[str, int] | None:
@@ -105,15 +133,17 @@ def _usage(asked: Asked, answers: list[ModelAnswer]) -> dict[str, int] | None:
     return usage_of(prompts, [answer.response_tokens for answer in answers])
 
 
-def _logprobs(answer: ModelAnswer, text_of: Callable[[int], str]) -> dict[str, Any] | None:
-    if answer.response_ids is None or answer.logprobs is None:
-        return None
-    texts = list(map(text_of, answer.response_ids.tolist()))
+def _logprobs(tokens: Tokens, told: Told, offset: int = 0) -> dict[str, Any]:
+    """
+    Args:
+        offset: of the first token in the answer, in characters.
+    """
+    texts = list(map(told.token_text, tokens[0].tolist()))
     return {
         "tokens": texts,
-        "token_logprobs": answer.logprobs.tolist(),
+        "token_logprobs": tokens[1].tolist(),
         "top_logprobs": None,
-        "text_offset": [0, *accumulate(map(len, texts[:-1]))],
+        "text_offset": [*accumulate(map(len, texts[:-1]), initial=offset)],
     }
 
 

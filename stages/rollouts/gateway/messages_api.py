@@ -18,7 +18,9 @@ from stages.rollouts.gateway.api import (
     tools_in,
 )
 from stages.rollouts.gateway.json_form import schema_in
+from stages.rollouts.gateway.stream import Stream, named_event
 from stages.rollouts.sdk import Messages
+from stages.rollouts.telling import Piece
 
 _STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use", "content_filter": "refusal"}
 _KINDS = {401: "authentication_error", 404: "not_found_error", 413: "request_too_large"}
@@ -50,31 +52,80 @@ class MessagesApi(Api):
 
     def whole(self, asked: Asked, answers: list[ModelAnswer], told: Told) -> dict[str, Any]:
         (answer,) = answers
-        return _head(answer, told) | {
+        return _head(told) | {
             "content": _blocks(answer),
             **_end(answer),
             "usage": {"input_tokens": answer.prompt_tokens, "output_tokens": answer.response_tokens},
         }
 
-    def events(self, asked: Asked, answers: list[ModelAnswer], told: Told) -> Iterator[str]:
-        (answer,) = answers
-        usage = {"input_tokens": answer.prompt_tokens, "output_tokens": 0}
-        start = _head(answer, told) | {"content": [], "stop_reason": None, "usage": usage}
-        yield _event("message_start", message=start)
-        for index, block in enumerate(_blocks(answer)):
-            empty, delta = _as_delta(block)
-            yield _event("content_block_start", index=index, content_block=empty)
-            yield _event("content_block_delta", index=index, delta=delta)
-            yield _event("content_block_stop", index=index)
-        yield _event("message_delta", delta=_end(answer), usage={"output_tokens": answer.response_tokens})
-        yield _event("message_stop")
+    def stream(self, asked: Asked, told: Told) -> Stream:
+        return MessagesStream(asked, told)
 
     def refusal(self, error: ApiError) -> dict[str, Any]:
-        kind = _KINDS.get(error.status, "invalid_request_error" if error.status < 500 else "api_error")
-        return {"type": "error", "error": {"type": kind, "message": error.message}}
+        return _refusal(error)
 
 
-def _head(answer: ModelAnswer, told: Told) -> dict[str, Any]:
+class MessagesStream(Stream):
+    """Events of Anthropic's API: one block after another, each begun, added to and ended."""
+
+    def __init__(self, asked: Asked, told: Told):
+        super().__init__(asked, told)
+        self._n_blocks = 0
+        self._open: str | None = None
+        """Type of the block that is being written; None: none is."""
+
+    def _more(self, place: int, piece: Piece) -> Iterator[str]:
+        if place not in self._said:
+            usage = {"input_tokens": piece.prompt_tokens, "output_tokens": 0}
+            start = _head(self._told) | {"content": [], "stop_reason": None, "usage": usage}
+            yield named_event("message_start", message=start)
+        if piece.reasoning:
+            yield from self._in({"type": "thinking", "thinking": "", "signature": ""})
+            yield self._delta({"type": "thinking_delta", "thinking": piece.reasoning})
+        if piece.content:
+            yield from self._in({"type": "text", "text": ""})
+            yield self._delta({"type": "text_delta", "text": piece.content})
+
+    def _ended(self, place: int, answer: ModelAnswer) -> Iterator[str]:
+        if not answer.content and not answer.tool_calls:
+            yield from self._in({"type": "text", "text": ""})
+        for call in answer.tool_calls:
+            yield from self._closing()
+            yield from self._in({"type": "tool_use", "id": call.id, "name": call.name, "input": {}})
+            yield self._delta({"type": "input_json_delta", "partial_json": json.dumps(_input(call))})
+        yield from self._closing()
+
+    def _closed(self, answers: list[ModelAnswer]) -> Iterator[str]:
+        (answer,) = answers
+        yield named_event("message_delta", delta=_end(answer), usage={"output_tokens": answer.response_tokens})
+        yield named_event("message_stop")
+
+    def broken(self, error: ApiError) -> str:
+        return named_event(**_refusal(error))
+
+    def _in(self, block: dict[str, Any]) -> Iterator[str]:
+        """Begins a block, unless one of its type is being written."""
+        if self._open != block["type"]:
+            yield from self._closing()
+            self._open = block["type"]
+            yield named_event("content_block_start", index=self._n_blocks, content_block=block)
+
+    def _delta(self, delta: dict[str, Any]) -> str:
+        return named_event("content_block_delta", index=self._n_blocks, delta=delta)
+
+    def _closing(self) -> Iterator[str]:
+        if self._open is not None:
+            yield named_event("content_block_stop", index=self._n_blocks)
+            self._open = None
+            self._n_blocks += 1
+
+
+def _refusal(error: ApiError) -> dict[str, Any]:
+    kind = _KINDS.get(error.status, "invalid_request_error" if error.status < 500 else "api_error")
+    return {"type": "error", "error": {"type": kind, "message": error.message}}
+
+
+def _head(told: Told) -> dict[str, Any]:
     return {"id": f"msg_{told.uid}", "type": "message", "role": "assistant", "model": told.model, "stop_sequence": None}
 
 
@@ -104,21 +155,6 @@ def _input(call: ToolCall) -> dict[str, Any]:
     except ValueError:
         found = None
     return found if isinstance(found, dict) else {"arguments": call.arguments}
-
-
-def _as_delta(block: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """How a block begins in a stream, and what is then added."""
-    match block["type"]:
-        case "text":
-            return block | {"text": ""}, {"type": "text_delta", "text": block["text"]}
-        case "thinking":
-            return block | {"thinking": ""}, {"type": "thinking_delta", "thinking": block["thinking"]}
-        case _:
-            return block | {"input": {}}, {"type": "input_json_delta", "partial_json": json.dumps(block["input"])}
-
-
-def _event(kind: str, **fields: Any) -> str:
-    return f"event: {kind}\ndata: {json.dumps({'type': kind, **fields}, ensure_ascii=False)}\n\n"
 
 
 def _chat_messages(message: Any, where: str) -> Messages:

@@ -3,12 +3,11 @@
 Nothing is kept between calls, so a request holds the whole conversation.
 """
 
-import json
 import time
 from collections.abc import Iterator
 from typing import Any
 
-from stages.rollouts.calls import ModelAnswer, ModelCall
+from stages.rollouts.calls import ModelAnswer, ModelCall, ToolCall
 from stages.rollouts.gateway.api import (
     Api,
     ApiError,
@@ -22,7 +21,9 @@ from stages.rollouts.gateway.api import (
     tools_in,
 )
 from stages.rollouts.gateway.json_form import schema_in
+from stages.rollouts.gateway.stream import Stream, named_event
 from stages.rollouts.sdk import Messages
+from stages.rollouts.telling import Piece
 
 _TEXTS = ("input_text", "output_text", "text")
 _ROLES = ("system", "developer", "user", "assistant")
@@ -58,37 +59,91 @@ class ResponsesApi(Api):
         (answer,) = answers
         return _response(told, _items(answer, told), answer)
 
-    def events(self, asked: Asked, answers: list[ModelAnswer], told: Told) -> Iterator[str]:
-        (answer,) = answers
-        number = iter(range(1_000_000))
-
-        def event(kind: str, **fields: Any) -> str:
-            data = {"type": kind, "sequence_number": next(number), **fields}
-            return f"event: {kind}\ndata: {json.dumps(data, ensure_ascii=False)}\n\n"
-
-        yield event("response.created", response=_response(told, [], None))
-        items = _items(answer, told)
-        for index, item in enumerate(items):
-            at = {"output_index": index, "item_id": item["id"]}
-            begun = item | {"content": []} if "content" in item else item | {"arguments": ""}
-            yield event("response.output_item.added", output_index=index, item=begun | {"status": "in_progress"})
-            if item["type"] == "message":
-                (part,) = item["content"]
-                yield event("response.content_part.added", **at, content_index=0, part=part | {"text": ""})
-                yield event("response.output_text.delta", **at, content_index=0, delta=part["text"], logprobs=[])
-                yield event("response.output_text.done", **at, content_index=0, text=part["text"], logprobs=[])
-                yield event("response.content_part.done", **at, content_index=0, part=part)
-            elif item["type"] == "function_call":
-                said = {"name": item["name"], "arguments": item["arguments"]}
-                yield event("response.function_call_arguments.delta", **at, delta=item["arguments"])
-                yield event("response.function_call_arguments.done", **at, **said)
-            yield event("response.output_item.done", output_index=index, item=item)
-        end = "response.incomplete" if answer.finish_reason == "length" else "response.completed"
-        yield event(end, response=_response(told, items, answer))
+    def stream(self, asked: Asked, told: Told) -> Stream:
+        return ResponsesStream(asked, told)
 
     def refusal(self, error: ApiError) -> dict[str, Any]:
         kind = "invalid_request_error" if error.status < 500 else "server_error"
         return {"error": {"message": error.message, "type": kind, "param": error.param, "code": error.code}}
+
+
+class ResponsesStream(Stream):
+    """Events of the responses API: one item after another, each begun, added to and ended."""
+
+    def __init__(self, asked: Asked, told: Told):
+        super().__init__(asked, told)
+        self._n_events = 0
+        self._done: list[dict[str, Any]] = []
+        """Items that are finished."""
+        self._open: dict[str, Any] | None = None
+        """The item that is being written, with its text so far; None: none is."""
+
+    def _more(self, place: int, piece: Piece) -> Iterator[str]:
+        if place not in self._said:
+            yield self._event("response.created", response=_response(self._told, [], None))
+        if piece.reasoning:
+            yield from self._in(_reasoning("", self._told))
+            yield self._text(piece.reasoning)
+        if piece.content:
+            yield from self._in(_message("", self._told))
+            yield self._text(piece.content)
+
+    def _ended(self, place: int, answer: ModelAnswer) -> Iterator[str]:
+        if not answer.content and not answer.tool_calls:
+            yield from self._in(_message("", self._told))
+        yield from self._closing()
+        for call in answer.tool_calls:
+            item, index = _function_call(call), len(self._done)
+            at = {"output_index": index, "item_id": item["id"]}
+            begun = item | {"arguments": "", "status": "in_progress"}
+            yield self._event("response.output_item.added", output_index=index, item=begun)
+            yield self._event("response.function_call_arguments.delta", **at, delta=call.arguments)
+            yield self._event("response.function_call_arguments.done", **at, name=call.name, arguments=call.arguments)
+            yield self._event("response.output_item.done", output_index=index, item=item)
+            self._done.append(item)
+
+    def _closed(self, answers: list[ModelAnswer]) -> Iterator[str]:
+        (answer,) = answers
+        end = "response.incomplete" if answer.finish_reason == "length" else "response.completed"
+        yield self._event(end, response=_response(self._told, self._done, answer))
+
+    def broken(self, error: ApiError) -> str:
+        return self._event("error", message=error.message, code=error.code, param=error.param)
+
+    def _in(self, item: dict[str, Any]) -> Iterator[str]:
+        """Begins an item of text, unless one of its type is being written."""
+        if self._open is not None and self._open["type"] == item["type"]:
+            return
+        yield from self._closing()
+        self._open = item
+        begun = item | {"content": [], "status": "in_progress"}
+        yield self._event("response.output_item.added", output_index=len(self._done), item=begun)
+        yield self._event("response.content_part.added", **self._at(), part=item["content"][0])
+
+    def _text(self, delta: str) -> str:
+        assert self._open is not None
+        part = self._open["content"][0]
+        part["text"] += delta
+        return self._event(f"response.{part['type']}.delta", **self._at(), delta=delta, logprobs=[])
+
+    def _closing(self) -> Iterator[str]:
+        if self._open is None:
+            return
+        item = self._open
+        (part,) = item["content"]
+        yield self._event(f"response.{part['type']}.done", **self._at(), text=part["text"], logprobs=[])
+        yield self._event("response.content_part.done", **self._at(), part=part)
+        yield self._event("response.output_item.done", output_index=len(self._done), item=item)
+        self._done.append(item)
+        self._open = None
+
+    def _at(self) -> dict[str, Any]:
+        assert self._open is not None
+        return {"output_index": len(self._done), "item_id": self._open["id"], "content_index": 0}
+
+    def _event(self, kind: str, **fields: Any) -> str:
+        self._n_events += 1
+        return named_event(kind, sequence_number=self._n_events - 1, **fields)
 
 
 def _response(told: Told, items: list[dict[str, Any]], answer: ModelAnswer | None) -> dict[str, Any]:
@@ -126,25 +181,32 @@ def _response(told: Told, items: list[dict[str, Any]], answer: ModelAnswer | Non
 
 
 def _items(answer: ModelAnswer, told: Told) -> list[dict[str, Any]]:
-    items: list[dict[str, Any]] = []
-    if answer.reasoning:
-        thought = [{"type": "reasoning_text", "text": answer.reasoning}]
-        items.append({"id": f"rs_{told.uid}", "type": "reasoning", "summary": [], "content": thought})
+    items = [_reasoning(answer.reasoning, told)] if answer.reasoning else []
     if answer.content or not answer.tool_calls:
-        part = {"type": "output_text", "text": answer.content, "annotations": [], "logprobs": []}
-        message = {"id": f"msg_{told.uid}", "type": "message", "role": "assistant", "content": [part]}
-        items.append(message | {"status": "completed"})
-    return items + [
-        {
-            "id": f"fc_{call.id}",
-            "type": "function_call",
-            "call_id": call.id,
-            "name": call.name,
-            "arguments": call.arguments,
-            "status": "completed",
-        }
-        for call in answer.tool_calls
-    ]
+        items.append(_message(answer.content, told))
+    return items + list(map(_function_call, answer.tool_calls))
+
+
+def _reasoning(text: str, told: Told) -> dict[str, Any]:
+    thought = {"type": "reasoning_text", "text": text}
+    return {"id": f"rs_{told.uid}", "type": "reasoning", "summary": [], "content": [thought]}
+
+
+def _message(text: str, told: Told) -> dict[str, Any]:
+    part = {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+    message = {"id": f"msg_{told.uid}", "type": "message", "role": "assistant", "content": [part]}
+    return message | {"status": "completed"}
+
+
+def _function_call(call: ToolCall) -> dict[str, Any]:
+    return {
+        "id": f"fc_{call.id}",
+        "type": "function_call",
+        "call_id": call.id,
+        "name": call.name,
+        "arguments": call.arguments,
+        "status": "completed",
+    }
 
 
 def _messages(given: Any) -> Messages:

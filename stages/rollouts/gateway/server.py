@@ -9,6 +9,7 @@ import hmac
 import json
 import re
 import secrets
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
 from types import TracebackType
@@ -26,8 +27,10 @@ from stages.rollouts.gateway.chat_api import ChatApi
 from stages.rollouts.gateway.completions_api import CompletionsApi
 from stages.rollouts.gateway.messages_api import MessagesApi
 from stages.rollouts.gateway.responses_api import ResponsesApi
+from stages.rollouts.gateway.stream import Stream
 from stages.rollouts.sdk import ROLE_HEADER, EpisodeClosed, MaxTurnsReached
 from stages.rollouts.session import ContextExceeded
+from stages.rollouts.telling import Piece, StreamBroken, Teller
 
 MAX_BODY = 32 * 1024 * 1024
 """Bytes of a request at most."""
@@ -42,13 +45,14 @@ _REFUSALS: dict[type[RollmillError], tuple[int, str]] = {
     Unsupported: (400, "unsupported"),
     SchemaRefused: (400, "invalid_json_schema"),
     EngineFault: (503, "engine_fault"),
+    StreamBroken: (503, "stream_broken"),
 }
 
 
 class Calls(Protocol):
     """What a session does with a call."""
 
-    async def call(self, trajectory: str, call: ModelCall) -> ModelAnswer: ...
+    async def call(self, trajectory: str, call: ModelCall, teller: Teller | None = None) -> ModelAnswer: ...
 
     def refused(self, trajectory: str, kind: str, message: str) -> None:
         """Notes a request that could not be made a call."""
@@ -182,28 +186,60 @@ class Gateway:
             except ApiError as refusal:
                 session.calls.refused(role, refusal.code or "ApiError", refusal.message)
                 raise
+            told = Told(self._model, secrets.token_hex(12), self._token_text)
+            if asked.is_streamed:
+                return await self._stream(request, api.stream(asked, told), session, role, asked)
             answers = await self._answers(session, role, asked)
         except ApiError as error:
             return _refused(api, error)
         except RollmillError as error:
-            status, code = _REFUSALS.get(type(error), (400, "refused"))
-            return _refused(api, ApiError(status, str(error), code=code))
-        told = Told(self._model, secrets.token_hex(12), self._token_text)
-        if not asked.is_streamed:
-            return web.json_response(api.whole(asked, answers, told))
-        stream = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
-        await stream.prepare(request)
-        for event in api.events(asked, answers, told):
-            await stream.write(event.encode())
-        await stream.write_eof()
-        return stream
+            return _refused(api, _as_refusal(error))
+        return web.json_response(api.whole(asked, answers, told))
 
-    async def _answers(self, session: _Session, role: str, asked: Asked) -> list[ModelAnswer]:
+    async def _stream(
+        self, request: web.Request, events: Stream, session: _Session, role: str, asked: Asked
+    ) -> web.StreamResponse:
+        """Sends an answer while it is sampled. What is refused before that is raised, and so refused as other calls."""
+        pieces: asyncio.Queue[tuple[int, Piece] | None] = asyncio.Queue()
+        answering = asyncio.ensure_future(
+            self._answers(session, role, asked, lambda place, piece: pieces.put_nowait((place, piece)))
+        )
+        answering.add_done_callback(lambda _: pieces.put_nowait(None))
+        try:
+            piece = await pieces.get()
+            if piece is None:
+                answering.result()
+            response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
+            await response.prepare(request)
+            while piece is not None:
+                await response.write("".join(events.piece(*piece)).encode())
+                piece = await pieces.get()
+            try:
+                end = "".join(events.end(answering.result()))
+            except RollmillError as error:
+                end = events.broken(_as_refusal(error))
+            except asyncio.CancelledError:
+                end = events.broken(ApiError(410, "the episode has ended", code="session_closed"))
+            await response.write(end.encode())
+            await response.write_eof()
+        except ConnectionResetError:
+            pass  # the client has hung up: nobody gets what is returned here
+        finally:
+            answering.cancel()
+        return response
+
+    async def _answers(
+        self, session: _Session, role: str, asked: Asked, tell: Callable[[int, Piece], None] | None = None
+    ) -> list[ModelAnswer]:
         task = asyncio.current_task()
         assert task is not None
         session.at_work.add(task)
         choices = [replace(call, choice=place) for call in (asked.call, *asked.more) for place in range(asked.n)]
-        calls = [asyncio.ensure_future(session.calls.call(role, choice)) for choice in choices]
+        tellers = [None if tell is None else Teller(partial(tell, place)) for place in range(len(choices))]
+        calls = [
+            asyncio.ensure_future(session.calls.call(role, choice, teller))
+            for choice, teller in zip(choices, tellers, strict=True)
+        ]
         try:
             return await asyncio.gather(*calls)
         finally:
@@ -270,6 +306,11 @@ def key_in(request: web.Request) -> str:
 def same_key(given: str, expected: str) -> bool:
     """Compares without telling, by the time that it takes, how much is the same."""
     return hmac.compare_digest(given.encode(errors="replace"), expected.encode())
+
+
+def _as_refusal(error: RollmillError) -> ApiError:
+    status, code = _REFUSALS.get(type(error), (400, "refused"))
+    return ApiError(status, str(error), code=code)
 
 
 def _refused(api: Api, error: ApiError) -> web.Response:

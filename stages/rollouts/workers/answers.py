@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from stages.rollouts.engines.base import FinishReason, GenerationRequest
+from stages.rollouts.engines.progress import Tokens
 from stages.rollouts.workers.dialects import Told, UnusableAnswer
 
 _NO_PROBABILITY = -9999.0
@@ -70,6 +71,30 @@ def sampled(told: Told, request: GenerationRequest, vocabulary: int) -> Answer:
         raise UnusableAnswer(f"it says that it ended by {reason!r}, and its {len(ids)} ids do not")
     ends: FinishReason = "stop" if is_stopped or is_at_text else "length"
     return Answer(ids.astype(np.int32), _logprobs(told, ids), ends)
+
+
+def part_of(told: Told, vocabulary: int) -> Tokens:
+    """The tokens in a part of an answer, which is not whole yet.
+
+    Raises:
+        UnusableAnswer: they are none.
+    """
+    ids = _ids(told.ids, "sampled ids")
+    if ids.min() < 0 or ids.max() >= vocabulary:
+        raise UnusableAnswer(f"an id is outside the vocabulary of {vocabulary}")
+    return ids.astype(np.int32), _logprobs(told, ids)
+
+
+def whole_of(parts: list[Told]) -> Told:
+    """An answer of which each part has been looked at."""
+    first, reasons = parts[0] if parts else Told(), [part.finish_reason for part in parts]
+    return Told(
+        prompt_ids=first.prompt_ids,
+        ids=[token for part in parts for token in part.ids or []],
+        logprobs=[logprob for part in parts for logprob in part.logprobs or []],
+        owners=[token for part in parts for token in part.owners or []],
+        finish_reason=next((reason for reason in reversed(reasons) if reason is not None), None),
+    )
 
 
 def prompt_logprobs(told: Told, ids: np.ndarray) -> np.ndarray:

@@ -100,7 +100,7 @@ class CompletionsApi(Dialect):
             prompt_ids=choice.get("prompt_token_ids"),
             ids=choice.get("token_ids"),
             logprobs=logprobs.get("token_logprobs"),
-            owners=None if names is None else list(map(int, ",".join(names).replace(_MARK, "").split(","))),
+            owners=list(map(int, ",".join(names).replace(_MARK, "").split(","))) if names else names,
             finish_reason=choice.get("finish_reason"),
             prompt_logprobs=choice.get("prompt_logprobs"),
         )

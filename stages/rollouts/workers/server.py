@@ -2,6 +2,8 @@
 
 import asyncio
 import re
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
@@ -112,6 +114,23 @@ class Server:
     async def complete(self, path: str, body: dict[str, Any], timeout_s: float = _LONG_S) -> bytes:
         return await self._ask("POST", path, body, timeout_s)
 
+    async def stream(self, path: str, body: dict[str, Any], timeout_s: float) -> AsyncGenerator[bytes, None]:
+        """The same while it is sampled: the data of each event, or of the one answer of a server that does not stream.
+        Its end, early or not, ends the sampling."""
+        async with self._answer("POST", path, body, timeout_s) as response:
+            if response.content_type == "application/json":
+                yield await response.read()
+                return
+            rest = b""
+            async for some in response.content.iter_any():
+                *lines, rest = (rest + some).split(b"\n")
+                for line in lines:
+                    data = line.removeprefix(b"data:").strip()
+                    if data == b"[DONE]":
+                        return
+                    if line.startswith(b"data:"):
+                        yield data
+
     async def load_adapter(self, name: str, folder: str) -> None:
         """Loads a LoRA adapter that the server finds in ``folder``."""
         await self._ask("POST", "/v1/load_lora_adapter", {"lora_name": name, "lora_path": folder}, _LONG_S)
@@ -141,23 +160,29 @@ class Server:
         return found if isinstance(found, dict) else {}
 
     async def _ask(self, method: str, path: str, body: dict[str, Any] | None, timeout_s: float) -> bytes:
+        async with self._answer(method, path, body, timeout_s) as response:
+            return await response.read()
+
+    @asynccontextmanager
+    async def _answer(
+        self, method: str, path: str, body: dict[str, Any] | None, timeout_s: float
+    ) -> AsyncIterator[aiohttp.ClientResponse]:
         data = None if body is None else orjson.dumps(body, option=orjson.OPT_SERIALIZE_NUMPY)
         limits = aiohttp.ClientTimeout(total=timeout_s, sock_connect=min(_SHORT_S, timeout_s))
         try:
             async with self._connections.here.request(
                 method, self._url + path, data=data, timeout=limits, headers=self._headers
             ) as response:
-                content = await response.read()
+                if response.status >= 400:
+                    told = (await response.read()).decode(errors="replace")[:_MESSAGE_LIMIT]
+                    raise ServerFault(f"{self.place}{path} answered {response.status}: {told}", status=response.status)
+                yield response
         except TimeoutError as error:
             raise ServerFault(f"{self.place}{path} has not answered within {timeout_s:g} s") from error
         except aiohttp.ClientConnectorError as error:
             raise ServerFault(f"{self.place} cannot be reached: {error.os_error}", is_refused=True) from error
         except aiohttp.ClientError as error:
             raise ServerFault(f"{self.place}{path} broke off: {error or type(error).__name__}") from error
-        if response.status >= 400:
-            told = content.decode(errors="replace")[:_MESSAGE_LIMIT]
-            raise ServerFault(f"{self.place}{path} answered {response.status}: {told}", status=response.status)
-        return content
 
 
 def _sum(text: str, name: str) -> float:

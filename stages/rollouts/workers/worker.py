@@ -7,12 +7,15 @@ import secrets
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from contextlib import aclosing
+from typing import Any
 
 from schemas.errors import StageFailed
 from stages.rollouts.engines.base import GenerationRequest, PolicyFiles
-from stages.rollouts.workers.answers import Answer, sampled, sampling_of
+from stages.rollouts.engines.progress import NO_TOKENS, Progress, Tokens, joined
+from stages.rollouts.workers.answers import Answer, part_of, sampled, sampling_of, whole_of
 from stages.rollouts.workers.command import is_too_old
-from stages.rollouts.workers.dialects import DIALECTS, UnusableAnswer
+from stages.rollouts.workers.dialects import DIALECTS, Dialect, Told, UnusableAnswer
 from stages.rollouts.workers.limit import Limit
 from stages.rollouts.workers.server import Load, Model, Server, ServerFault
 from stages.rollouts.workers.settings import VllmExecution
@@ -62,7 +65,7 @@ class Worker(ABC):
         self._dialect = DIALECTS[-1]
         self._salt = ""
         """Of the prefix cache: nothing that was computed before the policy was taken is ever used after it."""
-        self._calls: set[asyncio.Task[bytes]] = set()
+        self._calls: set[asyncio.Task[Told]] = set()
         self._alarm = asyncio.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
         """In which it is looked after."""
@@ -140,10 +143,10 @@ class Worker(ABC):
         dialect = self._dialect
         body = dialect.body(request.prompt_ids, sampling_of(request))
         body |= {"model": self._model, "cache_salt": self._salt}
-        call = asyncio.ensure_future(self.server.complete(dialect.path, body, self._execution.request_timeout_s))
+        call = asyncio.ensure_future(self._told(dialect, body, request.progress, vocabulary))
         self._calls.add(call)
         try:
-            answer = sampled(dialect.read(await call), request, vocabulary)
+            answer = sampled(await call, request, vocabulary)
         except asyncio.CancelledError:
             task = asyncio.current_task()
             if task is not None and task.cancelling():
@@ -164,6 +167,22 @@ class Worker(ABC):
             self._calls.discard(call)
         self._bad_answers = self._failures = 0
         return answer
+
+    async def _told(self, dialect: Dialect, body: dict[str, Any], progress: Progress | None, vocabulary: int) -> Told:
+        """What the server says, piece by piece where somebody reads along, which costs it more."""
+        timeout_s = self._execution.request_timeout_s
+        if progress is None or not progress.is_followed:
+            return dialect.read(await self.server.complete(dialect.path, body, timeout_s))
+        parts: list[Told] = []
+        tokens: list[Tokens] = [NO_TOKENS]
+        progress.begin(lambda: joined(tokens))
+        async with aclosing(self.server.stream(dialect.path, body | {"stream": True}, timeout_s)) as events:
+            async for data in events:
+                parts.append(part := dialect.read(data))
+                if part.ids:
+                    tokens.append(part_of(part, vocabulary))
+                    progress.more()
+        return whole_of(parts)
 
     @abstractmethod
     def begin_end(self) -> None:
