@@ -10,20 +10,23 @@ import math
 import os
 import statistics
 import tempfile
+import urllib.request
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 from tests.benchmarks import load
+from tests.benchmarks.bench_vllm import SMALL_MODEL
 from tests.benchmarks.bookkeeping import us_per_turn
 from tests.benchmarks.gateways import Process, our_gateway, their_gateway, upstream
-from tests.stages.rollouts.policies import make_tokenizer
+from tests.stages.rollouts.policies import make_policy, make_tokenizer
 
 VOCABULARY, CONTEXT, SAMPLED = 304, 32_768, 64
 LOGPROB = -math.log(VOCABULARY)
 AT_ONCE, TURNS, ALONE = 256, 4, 100
 CALLS, THEIR_CALLS = 16_384, 2_048
 OPEN = 10_000
+VLLM_CALLS, VLLM_AT_ONCE, VLLM_TOKENS = 128, 64, 32
 SYSTEM = "You are a careful assistant. You answer in one sentence, and you say so where you do not know something."
 QUESTION = "What is {n} + {n} * {n}, and how would you explain that to somebody who has never added numbers?"
 SAID = "the answer is 19, then 12. "
@@ -40,6 +43,7 @@ def measure() -> list[dict[str, Any]]:
         texts = [str(tokenizer.decode([token])) for token in ids]
         with upstream(ids, texts, LOGPROB) as port:
             rows = [*_calls(folder, port, "".join(texts)), _memory(folder, port, "".join(texts))]
+            rows.append(_with_vllm(folder))
         return [*rows, _turns(folder / "policy", [*ids[:-1], tokenizer.eos_token_id])]
 
 
@@ -101,6 +105,39 @@ def _memory(folder: Path, upstream_port: int, answer: str) -> dict[str, Any]:
     }
 
 
+def _with_vllm(folder: Path) -> dict[str, Any]:
+    """Through the gateway and without it, in turns, with what training needs asked for on both sides."""
+    shape: dict[str, Any] = {**SMALL_MODEL, "max_position_embeddings": 1024}
+    policy = make_policy(folder / "small", **shape)
+    vllm = {"workers": 1, "log_dir": str(folder / "logs"), "env": {"VLLM_CPU_KVCACHE_SPACE": "2"}}
+    messages = _conversation("")[0]
+    ours, direct = [], []
+    with our_gateway(
+        folder, policy=str(policy.folder), ids=[ids.tolist() for ids in policy.probe.ids],
+        logprobs=[one.tolist() for one in policy.probe.logprobs], max_tokens=VLLM_TOKENS, sessions=3 * VLLM_CALLS,
+        vllm=vllm,
+    ) as one:  # fmt: skip
+        asked = [_asked(one, session, [messages]) for session in one.told["sessions"]]
+        port = int(one.told["worker"].rpartition(":")[2])
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/v1/models") as answer:
+            model = json.load(answer)["data"][0]["id"]
+        wanted = {"logprobs": True, "return_token_ids": True, "max_tokens": VLLM_TOKENS}
+        plain = [[load.request("/v1/chat/completions", {"model": model, "messages": messages, **wanted})]] * VLLM_CALLS
+        for turn in range(3):
+            mine = load.measured(_port(one), asked[turn * VLLM_CALLS :][:VLLM_CALLS], VLLM_AT_ONCE, b"")
+            alone = load.measured(port, plain, VLLM_AT_ONCE, b"")
+            ours.append(mine.n_tokens / mine.seconds)
+            direct.append(alone.n_tokens / alone.seconds)
+        _require(one.ended()["calls"], len(asked))
+    ratio = max(ours) / max(direct)
+    return {
+        "name": "tokens/s through the gateway / of vLLM asked directly, 106M parameters",
+        "measured": f"{ratio:.2f} ({max(ours):,.0f} and {max(direct):,.0f} tokens/s)",
+        "budget": ">= 0.95",
+        "ok": ratio >= 0.95,
+    }
+
+
 def _turns(policy: Path, ids: list[int]) -> dict[str, Any]:
     few, many = (us_per_turn(policy, ids, SYSTEM, QUESTION, n, 64) for n in (8, 128))
     return {
@@ -113,8 +150,8 @@ def _turns(policy: Path, ids: list[int]) -> dict[str, Any]:
 
 def _ours(folder: Path, upstream_port: int, sessions: int) -> Any:
     return our_gateway(
-        folder, policy=str(folder / "policy"), logprob=LOGPROB, max_tokens=SAMPLED, sessions=sessions,
-        workers=[f"http://127.0.0.1:{upstream_port}"],
+        folder, policy=str(folder / "policy"), ids=[list(range(10, 30))], logprobs=[[LOGPROB] * 19],
+        max_tokens=SAMPLED, sessions=sessions, vllm={"workers": [f"http://127.0.0.1:{upstream_port}"]},
     )  # fmt: skip
 
 

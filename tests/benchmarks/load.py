@@ -3,10 +3,13 @@
 import asyncio
 import itertools
 import json
+import re
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
+
+_TOKENS = re.compile(rb'"completion_tokens": ?(\d+)')
 
 
 @dataclass(frozen=True)
@@ -15,7 +18,9 @@ class Load:
 
     seconds: float
     latencies_s: list[float]
-    """Of each call, those of one conversation after another."""
+    """Of each call."""
+    n_tokens: int
+    """Sampled, as the answers say."""
 
     @property
     def rate(self) -> float:
@@ -44,9 +49,11 @@ def measured(port: int, conversations: Iterable[list[bytes]], at_once: int, expe
 
 async def _measured(port: int, conversations: Iterable[list[bytes]], at_once: int, expected: bytes) -> Load:
     latencies: list[float] = []
+    n_tokens = 0
     connections = [await asyncio.open_connection("127.0.0.1", port, limit=2**20) for _ in range(at_once)]
 
     async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal n_tokens
         for asked in itertools.chain.from_iterable(conversations):
             began = time.perf_counter()
             writer.write(asked)
@@ -56,10 +63,12 @@ async def _measured(port: int, conversations: Iterable[list[bytes]], at_once: in
             latencies.append(time.perf_counter() - began)
             if not head.startswith(b"HTTP/1.1 200") or expected not in body:
                 raise AssertionError(f"{head.decode()}{body.decode()}")
+            told = _TOKENS.search(body)
+            n_tokens += int(told[1]) if told else 0
 
     began = time.perf_counter()
     await asyncio.gather(*[talk(*connection) for connection in connections])
     seconds = time.perf_counter() - began
     for _, writer in connections:
         writer.close()
-    return Load(seconds, latencies)
+    return Load(seconds, latencies, n_tokens)

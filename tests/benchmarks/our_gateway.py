@@ -1,9 +1,10 @@
 """Rollmill's gateway in a process of its own, as the rollouts stage runs it: every session is an episode whose calls
 are journalled and recorded.
 
-Its argument is JSON: the ``policy``'s folder, its uniform ``logprob``, the ``sessions`` to hold open at once, and
-``workers``, the URLs of vLLM servers. It writes a line with the sessions' addresses, and ends the episodes at the end
-of its input; then it writes how many ``calls`` were recorded.
+Its argument is JSON: the ``policy``'s folder, its probe (``ids`` and ``logprobs``), the ``sessions`` to hold open at
+once, ``max_tokens`` of an answer, and the settings of the engine ``vllm``. It writes a line with the sessions'
+addresses and the place of the first worker, and ends the episodes at the end of its input; then it writes how many
+``calls`` were recorded.
 """
 
 import asyncio
@@ -15,8 +16,9 @@ import numpy as np
 
 from schemas.records import Task
 from stages.rollouts.config import RolloutsConfig, RolloutsExecution, Sampling
-from stages.rollouts.engines import close_engines
+from stages.rollouts.engines import close_engines, engine_for
 from stages.rollouts.engines.base import PolicyFiles, Probe
+from stages.rollouts.engines.vllm import VllmEngine
 from stages.rollouts.episodes import Attempt, EpisodeRecord, Setting, run_attempts
 from stages.rollouts.sdk import Agent, AgentConfig
 from stages.rollouts.sources import policy_source
@@ -26,8 +28,10 @@ from stages.rollouts.workers.settings import VllmConfig, VllmExecution
 def main() -> None:
     """Serves."""
     asked = json.loads(sys.argv[1])
-    ids = np.arange(10, 30, dtype=np.int32)
-    probe = Probe([ids], [np.full(len(ids) - 1, asked["logprob"], dtype=np.float32)])
+    probe = Probe(
+        [np.array(ids, dtype=np.int32) for ids in asked["ids"]],
+        [np.array(logprobs, dtype=np.float32) for logprobs in asked["logprobs"]],
+    )
     policy = PolicyFiles("0" * 64, Path(asked["policy"]), probe)
     open_sessions: list[AgentConfig] = []
     over = asyncio.Event()
@@ -36,7 +40,10 @@ def main() -> None:
         open_sessions.append(config)
         if len(open_sessions) == asked["sessions"]:
             addresses = [{"url": one.base_url, "key": one.api_key} for one in open_sessions]
-            print(json.dumps({"sessions": addresses, "model": config.model}), flush=True)
+            engine = engine_for(settings.engine, execution)
+            assert isinstance(engine, VllmEngine)
+            told = {"sessions": addresses, "model": config.model, "worker": engine.workers[0].server.place}
+            print(json.dumps(told), flush=True)
             await asyncio.to_thread(sys.stdin.read)
             over.set()
         await over.wait()
@@ -46,9 +53,9 @@ def main() -> None:
         for n in range(asked["sessions"])
     ]
     episodes: list[EpisodeRecord] = []
-    config = RolloutsConfig(engine=VllmConfig(type="vllm"), sampling=Sampling(max_tokens=asked["max_tokens"]))
-    execution = RolloutsExecution(vllm=VllmExecution(workers=asked["workers"]))
-    with policy_source(policy, config, execution, "0" * 64, "benchmark") as source:
+    settings = RolloutsConfig(engine=VllmConfig(type="vllm"), sampling=Sampling(max_tokens=asked["max_tokens"]))
+    execution = RolloutsExecution(vllm=VllmExecution(**asked["vllm"]))
+    with policy_source(policy, settings, execution, "0" * 64, "benchmark") as source:
         setting = Setting(source, sampling={}, agent_config={}, time_limit_s=None, is_validation=False)
         run_attempts(attempts, setting, asked["sessions"], episodes.append)
     close_engines()
