@@ -8,6 +8,7 @@ from flows.runner_check import check_runner
 from schemas.artifacts import Manifest
 from stages.policy.importing import ImportExecution
 from stages.policy.tiny import InitExecution
+from stages.rollouts.role_policies import engines_of
 from stages.rollouts.workers.command import vllm_python
 from stages.rollouts.workers.settings import VllmConfig
 
@@ -51,5 +52,6 @@ def _check_tools(executor: Executor, recipe: Recipe) -> None:
     """
     config, execution = recipe.rollouts, recipe.execution.rollouts
     check_runner(executor.store, config, execution)
-    if isinstance(config.engine, VllmConfig) and execution.vllm.starts_workers:
-        vllm_python(execution.vllm)
+    for engine, vllm in engines_of(config, execution):
+        if isinstance(engine, VllmConfig) and vllm.starts_workers:
+            vllm_python(vllm)

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from flows.engine_block import split_engine
-from flows.policies import policy_inputs
+from flows.policies import policy_inputs, role_inputs, with_known_roles
 from flows.registry import stage_named
 from schemas.artifacts import Manifest
 from schemas.config import nearest, validated
@@ -12,6 +12,7 @@ from schemas.errors import ConfigError
 from stages.artifacts import commit
 from stages.artifacts.stage import Stage
 from stages.artifacts.store import Store
+from stages.rollouts.config import RolloutsConfig
 
 
 def stage_request(
@@ -45,6 +46,9 @@ def stage_request(
         input_name: [store.resolve(text, kind=stage.inputs[input_name].kind) for text in _listed(texts)]
         for input_name, texts in inputs.items()
     }
+    if isinstance(settings, RolloutsConfig):
+        settings = with_known_roles(store, settings)
+        given = {**role_inputs(store, settings), **given}
     return commit.Request(
         stage=stage, config=settings, execution=how, inputs=_completed(store, stage, given), seed=seed, draw=draw
     )

@@ -25,27 +25,57 @@ def split_engine(rollouts: Mapping[str, Any], execution: Mapping[str, Any]) -> t
     Raises:
         ConfigError: a setting is unknown, or stands in both places with different values.
     """
-    engine = rollouts.get("engine")
+    rollouts, execution = dict(rollouts), dict(execution)
+    engine: Any = rollouts.get("engine")
+    kind = _kind_of(engine)
+    if kind is not None and isinstance(how := execution.get(kind, {}), dict):
+        rollouts["engine"], execution[kind] = _split(engine, how, kind, "engine", kind)
+    roles, role_vllm = rollouts.get("roles"), execution.get("role_vllm", {})
+    if not isinstance(roles, dict) or not isinstance(role_vllm, dict):
+        return rollouts, execution
+    roles, role_vllm = dict(roles), dict(role_vllm)
+    for name, role in roles.items():
+        engine, how = role.get("engine") if isinstance(role, dict) else None, role_vllm.get(name, {})
+        if _kind_of(engine) == "vllm" and isinstance(how, dict):
+            kept, how = _split(engine, how, "vllm", f"roles.{name}.engine", f"role_vllm.{name}")
+            roles[name] = {**role, "engine": kept}
+            if how:
+                role_vllm[name] = how
+    return {**rollouts, "roles": roles}, {**execution, **({"role_vllm": role_vllm} if role_vllm else {})}
+
+
+def _kind_of(engine: Any) -> str | None:
+    """The type of an engine with an execution of its own; None: it has none."""
     kind = engine.get("type") if isinstance(engine, dict) else None
-    how = execution.get(kind, {}) if kind in _ENGINES else None
-    if not isinstance(engine, dict) or not isinstance(kind, str) or not isinstance(how, dict):
-        return dict(rollouts), dict(execution)
+    return kind if isinstance(kind, str) and kind in _ENGINES else None
+
+
+def _split(
+    engine: dict[str, Any], how: dict[str, Any], kind: str, here: str, there: str
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """One engine's block without what belongs to its execution, and the execution with that.
+
+    Args:
+        here: where the block stands, in the stage's settings.
+        there: where the execution stands, in the stage's.
+    """
     config, executed = _ENGINES[kind]
     movable = set(executed.model_fields) - set(config.model_fields)
     known = sorted({*config.model_fields, *movable})
     for unknown in sorted(set(engine) - set(known)):
-        raise ConfigError(f"unknown key 'rollouts.engine.{unknown}'", hint=nearest(unknown, known))
+        raise ConfigError(f"unknown key 'rollouts.{here}.{unknown}'", hint=nearest(unknown, known))
     moved = {name: engine[name] for name in engine.keys() & movable}
     kept = {name: value for name, value in engine.items() if name not in moved}
-    _refuse_contradictions(moved, how, kind)
+    _refuse_contradictions(moved, how, here, there)
     how = how | moved
     args, how_args = engine.get("args"), how.get("args", {})
     if isinstance(args, dict) and isinstance(how_args, dict):
         moved_args = {name: args[name] for name in args.keys() & EXECUTION_ARGS}
-        _refuse_contradictions(moved_args, how_args, kind, "args.")
+        _refuse_contradictions(moved_args, how_args, f"{here}.args", f"{there}.args")
         kept["args"] = {name: value for name, value in args.items() if name not in moved_args}
-        how |= {"args": how_args | moved_args}
-    return {**rollouts, "engine": kept}, {**execution, kind: how}
+        if how_args | moved_args:
+            how |= {"args": how_args | moved_args}
+    return kept, how
 
 
 def split_recipe(recipe: Mapping[str, Any]) -> dict[str, Any]:
@@ -60,11 +90,10 @@ def split_recipe(recipe: Mapping[str, Any]) -> dict[str, Any]:
     return {**recipe, "rollouts": rollouts, "execution": {**execution, "rollouts": of_rollouts}}
 
 
-def _refuse_contradictions(moved: Mapping[str, Any], there: Mapping[str, Any], kind: str, prefix: str = "") -> None:
-    for name in sorted(moved.keys() & there.keys()):
-        if moved[name] != there[name]:
+def _refuse_contradictions(moved: Mapping[str, Any], others: Mapping[str, Any], here: str, there: str) -> None:
+    for name in sorted(moved.keys() & others.keys()):
+        if moved[name] != others[name]:
             raise ConfigError(
-                f"rollouts.engine.{prefix}{name} is {moved[name]!r}, and execution.rollouts.{kind}.{prefix}{name} is "
-                f"{there[name]!r}",
+                f"rollouts.{here}.{name} is {moved[name]!r}, and execution.rollouts.{there}.{name} is {others[name]!r}",
                 hint="set it in one of the two places",
             )

@@ -7,7 +7,7 @@ from prefect import flow
 
 from flows.begin import starting_policy, tasks_of
 from flows.execute import Executor
-from flows.policies import policy_inputs
+from flows.policies import policy_inputs, role_inputs
 from flows.progress import Reporter
 from flows.recipes import EvaluateRecipe, load_recipe
 from flows.resolve import resolve
@@ -54,7 +54,7 @@ def _evaluate(executor: Executor, recipe: EvaluateRecipe, run: str) -> None:
     store, how = executor.store, recipe.execution
     tasks = tasks_of(executor, recipe)
     policy = None if recipe.policy is None else starting_policy(executor, recipe)
-    answering = {} if policy is None else policy_inputs(store, policy)
+    answering = {} if policy is None else {**policy_inputs(store, policy), **role_inputs(store, recipe.rollouts)}
     rollouts = executor.run(
         "rollouts", recipe.rollouts, logs_beside(how.rollouts, run), {"tasks": [tasks], **answering}
     )

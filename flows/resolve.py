@@ -5,7 +5,7 @@ So a mistake is refused before anything is written. Knows nothing of Prefect: a 
 
 from typing import TypeVar
 
-from flows.policies import policy_inputs
+from flows.policies import policy_inputs, with_known_roles
 from flows.recipes import Execution, Recipe, StartingPolicy, TrainRecipe
 from flows.registry import stage_named
 from schemas.config import ConfigModel, nearest
@@ -16,6 +16,7 @@ from stages.policy.importing import ImportExecution
 from stages.policy.lora import check_lora
 from stages.rewards.graders import GRADERS
 from stages.rollouts.agents import AGENTS
+from stages.rollouts.config import RolloutsConfig
 from stages.tasks.stage import TasksConfig, TasksExecution
 
 _SECTIONS = {"rollouts": "rollouts", "rewards": "rewards", "advantages": "advantages", "update": "policy"}
@@ -45,6 +46,9 @@ def resolve(store: Store, recipe: RecipeT) -> RecipeT:
     for section, stage in _SECTIONS.items():
         if section in type(recipe).model_fields:
             changed[section] = _resolved(stage, getattr(recipe, section), getattr(how, stage))
+    rollouts = changed["rollouts"]
+    assert isinstance(rollouts, RolloutsConfig)
+    changed["rollouts"] = with_known_roles(store, rollouts)
     return recipe.model_copy(update=changed)
 
 

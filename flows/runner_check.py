@@ -10,6 +10,7 @@ from schemas.errors import ConfigError
 from schemas.runner import RunnerConfig
 from stages.artifacts.store import Store
 from stages.rollouts.config import RolloutsConfig, RolloutsExecution
+from stages.rollouts.role_policies import engines_of
 from stages.rollouts.workers.settings import VllmConfig
 
 _PACKAGES = {"ray": ("ray", "prefect_ray"), "dask": ("distributed", "prefect_dask")}
@@ -51,8 +52,8 @@ def check_runner(store: Store, config: ConfigModel, execution: ConfigModel) -> N
 
 
 def _starts_vllm(config: ConfigModel, execution: RolloutsExecution) -> bool:
-    return (
-        isinstance(config, RolloutsConfig) and isinstance(config.engine, VllmConfig) and execution.vllm.starts_workers
+    return isinstance(config, RolloutsConfig) and any(
+        isinstance(engine, VllmConfig) and vllm.starts_workers for engine, vllm in engines_of(config, execution)
     )
 
 

@@ -13,6 +13,7 @@ from stages.artifacts.code import code_version
 from stages.artifacts.layout import new_nonce
 from stages.artifacts.store import Store
 from stages.rollouts.config import RolloutsExecution
+from stages.rollouts.workers.settings import VllmExecution
 
 
 def run_name(given: str | None, label: str, identity: dict[str, Any]) -> str:
@@ -59,10 +60,13 @@ def has_finished(store: Store, name: str, flow: str, identity: dict[str, Any]) -
 
 def logs_beside(execution: RolloutsExecution, run: str) -> RolloutsExecution:
     """``execution`` with a folder of the run's own for the logs of its workers, where the user has named none."""
-    if execution.vllm.log_dir is not None:
-        return execution
     folder = Path(os.environ.get("ROLLMILL_LOGS") or "logs") / run
-    return execution.model_copy(update={"vllm": execution.vllm.model_copy(update={"log_dir": str(folder)})})
+
+    def beside(vllm: VllmExecution) -> VllmExecution:
+        return vllm if vllm.log_dir is not None else vllm.model_copy(update={"log_dir": str(folder)})
+
+    of_roles = {name: beside(vllm) for name, vllm in execution.role_vllm.items()}
+    return execution.model_copy(update={"vllm": beside(execution.vllm), "role_vllm": of_roles})
 
 
 def end_run(store: Store, name: str, iterations: int, report: Ref | None) -> RunEnd:

@@ -10,7 +10,7 @@ from flows.ahead import Ahead
 from flows.begin import starting_policy, tasks_of
 from flows.display import shown
 from flows.execute import Executor
-from flows.policies import policy_inputs
+from flows.policies import policy_inputs, role_inputs
 from flows.progress import Reporter
 from flows.recipes import TrainRecipe, load_recipe
 from flows.resolve import resolve
@@ -100,11 +100,12 @@ class _Iterations:
 
     def sample(self, iteration: int, policy: Manifest) -> Manifest:
         """The rollouts."""
+        store = self._executor.store
         return self._executor.run(
             "rollouts",
             _with_batch(self._recipe.rollouts, self._tasks, iteration),
             logs_beside(self._recipe.execution.rollouts, self._run),
-            {"tasks": [self._tasks], **policy_inputs(self._executor.store, policy)},
+            {"tasks": [self._tasks], **policy_inputs(store, policy), **role_inputs(store, self._recipe.rollouts)},
             title=f"{self._where(iteration)}: rollouts",
         )
 

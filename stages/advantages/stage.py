@@ -117,11 +117,17 @@ def _advantages(inputs: Inputs, estimator: Estimator, config: AdvantagesConfig) 
     )
     flat = pl.col("is_flat") if estimator.compares_within_groups else pl.lit(False)
     flat_reason = pl.when(pl.col("group_size") == 1).then(pl.lit("group_of_one")).otherwise(pl.lit("zero_variance"))
+    others = _sampled_by_others(inputs)
+    if others is not None:
+        estimated = estimated.join(others.collect(), on=ID, how="left", maintain_order="left")
+    by_another = pl.col("by_another").fill_null(False) if others is not None else pl.lit(False)
     cut_short = pl.col("episode_status").is_in(_CUT_SHORT) & (config.truncated == "drop")
     estimated = estimated.with_columns(
         advantage=pl.when(flat).then(0.0).otherwise("advantage"),
         drop_reason=pl.when(~_is_trained(config.trajectories))
         .then(pl.lit("not_trained"))
+        .when(by_another)
+        .then(pl.lit("other_policy"))
         .when(cut_short)
         .then(pl.lit("truncated"))
         .when(flat & config.drop_flat_groups)
@@ -129,6 +135,21 @@ def _advantages(inputs: Inputs, estimator: Estimator, config: AdvantagesConfig) 
         .otherwise("drop_reason"),
     )
     return _completed(frame, estimated)
+
+
+def _sampled_by_others(inputs: Inputs) -> "pl.LazyFrame | None":
+    """The trajectories that another policy than the stage's own has sampled, as ``by_another``; None: there can be
+    none."""
+    import polars as pl
+
+    from stages.advantages.groups import ID
+
+    rollouts = inputs.manifest("rollouts")
+    if not rollouts.inputs.get("role_policies"):
+        return None
+    (own,) = rollouts.inputs["policy"]
+    steps = inputs.scan("rollouts", "steps").select(*ID, "policy_id")
+    return steps.group_by(ID).agg(by_another=(pl.col("policy_id") != own.key).any()).filter("by_another")
 
 
 def _is_trained(patterns: list[str] | None) -> "pl.Expr":

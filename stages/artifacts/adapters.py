@@ -38,8 +38,22 @@ def check_base(inputs: Inputs) -> None:
         )
 
 
-def policy_folders(inputs: Inputs, name: str = "policy") -> tuple[Path, Path | None]:
-    """Local folders of a policy: the checkpoint, which for an adapter is its base's, and the adapter; None: none."""
-    if base_of(inputs.manifest(name)) is None:
-        return inputs.folder(name, "checkpoint"), None
-    return inputs.folder("base", "checkpoint"), inputs.folder(name, ADAPTER)
+def policy_folders(inputs: Inputs, name: str = "policy", artifact: Manifest | None = None) -> tuple[Path, Path | None]:
+    """Local folders of a policy: the checkpoint, which for an adapter is its base's, and the adapter; None: none.
+
+    Args:
+        artifact: one of several that are given as ``name``, each adapter's base among them; None: the one, whose base
+            is the input ``base``.
+    Raises:
+        ConfigError: an adapter's base is not among them.
+    """
+    base = base_of(artifact or inputs.manifest(name))
+    if base is None:
+        return inputs.folder(name, "checkpoint", artifact=artifact), None
+    adapter = inputs.folder(name, ADAPTER, artifact=artifact)
+    if artifact is None:
+        return inputs.folder("base", "checkpoint"), adapter
+    for given in inputs.manifests(name):
+        if given.digest == base.digest:
+            return inputs.folder(name, "checkpoint", artifact=given), adapter
+    raise ConfigError(f"{artifact.ref} is an adapter, and its base is not among {name!r}", hint=f"{name}={base}")

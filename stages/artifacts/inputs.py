@@ -40,5 +40,5 @@ class StoredInputs(Inputs):
         files = each(self._storage, lambda pair: cache.verified_file(self._storage, *pair), chosen)
         return scan_files(files, table)
 
-    def folder(self, name: str, part: str) -> Path:
-        return cache.part_folder(self._storage, self.manifest(name), part)
+    def folder(self, name: str, part: str, *, artifact: Manifest | None = None) -> Path:
+        return cache.part_folder(self._storage, artifact or self.manifest(name), part)

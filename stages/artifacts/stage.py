@@ -53,8 +53,12 @@ class Inputs(ABC):
         """
 
     @abstractmethod
-    def folder(self, name: str, part: str) -> Path:
-        """A local read-only folder with the files of a part (``checkpoint``) under their logical names."""
+    def folder(self, name: str, part: str, *, artifact: Manifest | None = None) -> Path:
+        """A local read-only folder with the files of a part (``checkpoint``) under their logical names.
+
+        Args:
+            artifact: one of the artifacts given; None: the one.
+        """
 
     def manifest(self, name: str) -> Manifest:
         """The one artifact given for ``name``."""

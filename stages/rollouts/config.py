@@ -86,6 +86,26 @@ EngineConfig = Annotated[
 ]
 
 
+class RolePolicy(ConfigModel):
+    """What answers the calls of some roles instead of the stage's own policy."""
+
+    policy: str
+    """A policy of the store, ``policy/KEY`` or ``RUN:policy``: it stays as it is while the stage's own is trained, and
+    what it has sampled is not trained on."""
+    engine: EngineConfig | None = None
+    """What samples it. None: an engine with the stage's settings."""
+    sampling: Sampling | None = None
+    """How it samples. None: as the stage's own."""
+
+    @model_validator(mode="after")
+    def _samples_a_policy(self) -> "RolePolicy":
+        if isinstance(self.engine, EndpointConfig):
+            raise ValueError(
+                "engine.type=endpoint asks a model that others serve, and a role has a policy of the store"
+            )
+        return self
+
+
 class RolloutsConfig(ConfigModel):
     """What the rollouts are."""
 
@@ -118,6 +138,15 @@ class RolloutsConfig(ConfigModel):
     """Told to the agent: the episodes are for evaluation."""
     engine: EngineConfig = TransformersConfig()
     """What samples. ``endpoint``: a model that others serve, instead of a policy."""
+    roles: dict[str, RolePolicy] = Field(default_factory=dict)
+    """Roles that another policy answers for, by name; ``*`` stands for any characters, as in ``critic-*``. A whole name
+    counts before those with a ``*``, and of these the longest."""
+
+    @model_validator(mode="after")
+    def _roles_are_beside_a_policy(self) -> "RolloutsConfig":
+        if self.roles and isinstance(self.engine, EndpointConfig):
+            raise ValueError("roles: with engine.type=endpoint no role is answered by a policy of the store")
+        return self
 
     @model_validator(mode="after")
     def _groups_can_be_filled(self) -> "RolloutsConfig":
@@ -153,3 +182,9 @@ class RolloutsExecution(ConfigModel):
     """How the vLLM engine's workers are run."""
     endpoint: EndpointExecution = EndpointExecution()
     """How the endpoint engine's model is asked."""
+    role_vllm: dict[str, VllmExecution] = Field(default_factory=dict)
+    """How the workers of ``roles`` are run, by the same names; for those that are left out, as ``vllm`` says."""
+
+    def of_role(self, name: str) -> "RolloutsExecution":
+        """The same with the workers of one of ``roles``."""
+        return self.model_copy(update={"vllm": self.role_vllm.get(name, self.vllm)})

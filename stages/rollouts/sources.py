@@ -1,11 +1,20 @@
 """Where the answers of a shard's episodes come from: a policy in an engine, or a model that others serve."""
 
-from collections.abc import Callable, Iterator
-from contextlib import AbstractAsyncContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import (
+    AbstractAsyncContextManager,
+    AsyncExitStack,
+    ExitStack,
+    asynccontextmanager,
+    contextmanager,
+    nullcontext,
+)
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Protocol
 
+from schemas.canonical import canonical_hash
+from schemas.errors import StageFailed
 from stages.rollouts.calls import ModelAnswer, ModelCall
 from stages.rollouts.chat_template import ChatTemplate, chat_template_in
 from stages.rollouts.config import RolloutsConfig, RolloutsExecution, Sampling
@@ -17,6 +26,7 @@ from stages.rollouts.engines import engine_for
 from stages.rollouts.engines.base import PolicyFiles, SamplingParams
 from stages.rollouts.journal import journal_files, journalled
 from stages.rollouts.masking import Masker
+from stages.rollouts.role_policies import served_by
 from stages.rollouts.sdk import Messages, Reply
 from stages.rollouts.session import RecordedStep, Session
 from stages.rollouts.telling import Teller
@@ -45,11 +55,11 @@ class Source:
 
     model: str
     """What agents call it."""
-    token_text: Callable[[int], str]
-    """How a token id is written."""
+    token_text: Callable[[str], Callable[[int], str]]
+    """Given the trajectory: how a token id is written there."""
     new_session: Callable[..., TrajectorySession]
     """Given the trajectory, and by name the ``seed`` and the ``uid`` of its episode."""
-    mask: Masker
+    mask: Callable[[str], str]
     """What takes secrets out of what agents return and raise."""
     logprob_mode: str | None
     """None: there are no logprobs."""
@@ -67,15 +77,19 @@ def sampling_params(template: ChatTemplate, sampling: Sampling) -> SamplingParam
 
 @contextmanager
 def policy_source(
-    policy: PolicyFiles, config: RolloutsConfig, execution: RolloutsExecution, key: str, shard: str
+    policy: PolicyFiles, config: RolloutsConfig, execution: RolloutsExecution, key: str, shard: str, role: str = ""
 ) -> Iterator[Source]:
-    """A policy in an engine, for one shard of the work called ``key``."""
+    """A policy in an engine, for one shard of the work called ``key``.
+
+    Args:
+        role: name in ``config.roles`` of one that is not the stage's own.
+    """
     template = chat_template_in(policy.folder)
-    engine = engine_for(config.engine, execution)
+    engine = engine_for(config.engine, execution, role)
     with engine.serving(policy), journalled(engine, key, shard) as journal:
         yield Source(
             model=policy.policy_id[:12],
-            token_text=template.token_text,
+            token_text=lambda trajectory: template.token_text,
             new_session=partial(
                 Session,
                 template=template,
@@ -93,6 +107,67 @@ def policy_source(
 
 
 @contextmanager
+def role_source(
+    policy: PolicyFiles,
+    of_roles: Mapping[str, PolicyFiles],
+    config: RolloutsConfig,
+    execution: RolloutsExecution,
+    key: str,
+    shard: str,
+) -> Iterator[Source]:
+    """A policy, and others that answer for some roles.
+
+    Args:
+        of_roles: by name in ``config.roles``.
+    """
+    with ExitStack() as stack:
+        own = stack.enter_context(policy_source(policy, config, execution, key, shard))
+        sources = {}
+        for name, files in sorted(of_roles.items()):  # always in this order, so that no two shards wait for each other
+            role = config.roles[name]
+            settings = config.model_copy(
+                update={"engine": role.engine or config.engine, "sampling": role.sampling or config.sampling}
+            )
+            journal = canonical_hash([key, name])  # the same question to another policy is another one
+            sources[name] = stack.enter_context(
+                policy_source(files, settings, execution.of_role(name), journal, shard, name)
+            )
+        yield _together(own, sources)
+
+
+def _together(own: Source, of_roles: Mapping[str, Source]) -> Source:
+    """One source in which some roles are answered by others than its own."""
+    everyone = [own, *of_roles.values()]
+    modes = {source.logprob_mode for source in everyone}
+    if len(modes) > 1:
+        raise StageFailed(f"the engines of the roles have logprobs of different kinds: {', '.join(map(str, modes))}")
+
+    def new_session(trajectory: str, **told: Any) -> TrajectorySession:
+        return served_by(trajectory, of_roles, own).new_session(trajectory, **told)
+
+    def facts() -> dict[str, list[str]]:
+        found: dict[str, set[str]] = {}
+        for name, values in (item for source in everyone for item in source.facts().items()):
+            found.setdefault(name, set()).update(values)
+        return {name: sorted(values) for name, values in found.items()}
+
+    @asynccontextmanager
+    async def at_home() -> AsyncIterator[None]:
+        async with AsyncExitStack() as stack:
+            for source in everyone:
+                await stack.enter_async_context(source.at_home())
+            yield
+
+    return replace(
+        own,
+        token_text=lambda trajectory: served_by(trajectory, of_roles, own).token_text(trajectory),
+        new_session=new_session,
+        facts=facts,
+        at_home=at_home,
+    )
+
+
+@contextmanager
 def endpoint_source(
     engine: EndpointConfig, config: RolloutsConfig, execution: RolloutsExecution, key: str, shard: str
 ) -> Iterator[Source]:
@@ -105,7 +180,7 @@ def endpoint_source(
     with opened(engine, execution.endpoint) as endpoint, journal_files(key, shard) as (old, file):
         yield Source(
             model=engine.model,
-            token_text=str,
+            token_text=lambda trajectory: str,
             new_session=partial(
                 EndpointSession,
                 ask=JournalEndpoint(endpoint, old, file).ask,

@@ -6,9 +6,10 @@ the same samples come out however the work is cut, ordered or resumed.
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
 from typing import Any, ClassVar
 
-from schemas.artifacts import Receipt, ShardPlan
+from schemas.artifacts import Manifest, Receipt, ShardPlan
 from schemas.canonical import canonical_hash, seed_from
 from schemas.errors import ConfigError, InputError
 from schemas.loading import is_user_code
@@ -17,8 +18,9 @@ from stages.artifacts.adapters import check_base, policy_folders
 from stages.artifacts.stage import Inputs, InputSpec, ShardOutput, Stage, Work
 from stages.rollouts.agents import agent_label, agent_named, agent_version, check_settings, first_messages
 from stages.rollouts.commands import CommandAgent
-from stages.rollouts.config import RolloutsConfig, RolloutsExecution
+from stages.rollouts.config import RolloutsConfig, RolloutsExecution, Sampling
 from stages.rollouts.endpoints.settings import EndpointConfig, key_of
+from stages.rollouts.role_policies import INPUT, check_roles, policy_of
 from stages.rollouts.selection import selected
 from stages.rollouts.workers.command import vllm_python
 from stages.rollouts.workers.settings import VllmConfig
@@ -41,6 +43,7 @@ class RolloutsStage(Stage[RolloutsConfig, RolloutsExecution]):
         "tasks": InputSpec("tasks"),
         "policy": InputSpec("policy", optional=True),
         "base": InputSpec("policy", optional=True),
+        INPUT: InputSpec("policy", many=True, optional=True),
     }
     tables: ClassVar[tuple[str, ...]] = ("episodes", "steps", "call_errors")
     Config: ClassVar[type[RolloutsConfig]] = RolloutsConfig
@@ -66,20 +69,17 @@ class RolloutsStage(Stage[RolloutsConfig, RolloutsExecution]):
         if is_endpoint:
             key_of(execution.endpoint)
             return
-        if isinstance(config.engine, VllmConfig) and execution.vllm.starts_workers:
-            vllm_python(execution.vllm)
-        from stages.rollouts.chat_template import chat_template_in
-
-        template = chat_template_in(policy_folders(inputs)[0])
-        for text in config.sampling.stop:
-            template.token_id(text)
-        _probe(inputs)
+        check_roles(inputs, config, execution)
+        _check_served(policy_files(inputs), config.engine, config.sampling, execution)
+        for name, role in config.roles.items():
+            engine, sampling = role.engine or config.engine, role.sampling or config.sampling
+            _check_served(_role_files(inputs, config, name), engine, sampling, execution.of_role(name))
 
     def plan(
         self, inputs: Inputs, config: RolloutsConfig, execution: RolloutsExecution, work: Work
     ) -> list[dict[str, Any]]:
         task_ids = _selected_ids(inputs, config, work)
-        if not isinstance(config.engine, EndpointConfig):
+        if not isinstance(config.engine, EndpointConfig) and not config.roles:
             _refuse_long_prompts(inputs, config, task_ids)
         size = execution.shard_tasks or max(1, _SHARD_EPISODES // config.n)
         return [{"task_ids": task_ids[start : start + size]} for start in range(0, len(task_ids), size)]
@@ -204,31 +204,52 @@ def _attempts(tasks: list[Task], config: RolloutsConfig, work: Work) -> Iterator
             )
 
 
+def _check_served(policy: Any, engine: Any, sampling: Sampling, execution: RolloutsExecution) -> None:
+    """Refuses what cannot sample, or cannot end at the texts that are asked for."""
+    from stages.rollouts.chat_template import chat_template_in
+
+    if isinstance(engine, VllmConfig) and execution.vllm.starts_workers:
+        vllm_python(execution.vllm)
+    template = chat_template_in(policy.folder)
+    for text in sampling.stop:
+        template.token_id(text)
+
+
 def policy_files(inputs: Inputs) -> Any:
     """The policy on this machine's disk, for an engine."""
+    return _files(inputs, "policy", inputs.manifest("policy"), policy_folders(inputs))
+
+
+def _role_files(inputs: Inputs, config: RolloutsConfig, name: str) -> Any:
+    policy = policy_of(inputs, config, name)
+    return _files(inputs, INPUT, policy, policy_folders(inputs, INPUT, policy))
+
+
+def _files(inputs: Inputs, name: str, policy: Manifest, folders: tuple[Path, Path | None]) -> Any:
     from stages.rollouts.engines.base import PolicyFiles
 
-    folder, adapter = policy_folders(inputs)
-    manifest = inputs.manifest("policy")
-    return PolicyFiles(manifest.key, folder, _probe(inputs), adapter, manifest.digest)
+    return PolicyFiles(policy.key, folders[0], _probe(inputs, name, policy), folders[1], policy.digest)
 
 
-def _probe(inputs: Inputs) -> Any:
+def _probe(inputs: Inputs, name: str, policy: Manifest) -> Any:
     from stages.rollouts.engines.base import Probe
 
-    frame = inputs.scan("policy", "probe").sort("probe_id").collect()
+    frame = inputs.scan(name, "probe", artifact=policy).sort("probe_id").collect()
     if not len(frame):
-        raise InputError("the policy has no probe, so no engine can be checked against it")
+        raise InputError(f"{policy.ref} has no probe, so no engine can be checked against it")
     ids = [row.to_numpy() for row in frame["ids"]]
     return Probe(ids=ids, logprobs=[row.to_numpy() for row in frame["logprobs"]])
 
 
 def _source(inputs: Inputs, config: RolloutsConfig, execution: RolloutsExecution, key: str, shard: str) -> Any:
-    from stages.rollouts.sources import endpoint_source, policy_source
+    from stages.rollouts.sources import endpoint_source, policy_source, role_source
 
     if isinstance(config.engine, EndpointConfig):
         return endpoint_source(config.engine, config, execution, key, shard)
-    return policy_source(policy_files(inputs), config, execution, key, shard)
+    if not config.roles:
+        return policy_source(policy_files(inputs), config, execution, key, shard)
+    of_roles = {name: _role_files(inputs, config, name) for name in config.roles}
+    return role_source(policy_files(inputs), of_roles, config, execution, key, shard)
 
 
 def _setting(config: RolloutsConfig, execution: RolloutsExecution, source: Any) -> Any:

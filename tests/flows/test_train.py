@@ -302,6 +302,32 @@ def test_a_penalty_on_the_divergence_refers_to_the_first_policy(trained, trained
     assert records[0].artifacts["rollouts"] == trained.store.iterations("tiny")[0].artifacts["rollouts"]
 
 
+def test_a_role_that_another_policy_answers_for_is_not_trained_on(trained, trained_copy):
+    first = trained.store.iterations("tiny")[0].artifacts["policy_in"]
+    settings = ["rollouts.agent=solver_judge", "rewards.grader=exact", "rewards.params={of: answers}", "iterations=1"]
+    settings += ["advantages.drop_flat_groups=false", "policy.new.max_length=256"]
+    done = rollmill(
+        "train",
+        trained.recipe,
+        "run=held",
+        *settings,
+        f"rollouts.roles.solver-*.policy={first}",
+        "--store",
+        trained_copy.url,
+    )
+    assert done.code == 0, done.text
+    store = trained_copy.store
+    (record,) = store.iterations("held")
+    assert made(store, record, "rollouts").inputs["role_policies"] == [first]
+    advantages = public.scan("held", "advantages", store=store).collect()
+    solvers = advantages.filter(advantages["trajectory"].str.starts_with("solver-"))
+    assert len(solvers) == 32
+    assert set(solvers["drop_reason"]) == {"other_policy"}
+    judges = advantages.filter(trajectory="judge")
+    assert len(judges) == 16
+    assert "other_policy" not in set(judges["drop_reason"])
+
+
 def test_imitation_of_the_best_is_a_recipe_too(trained, trained_copy):
     settings = ["advantages.estimator=rejection", "update.objective=cross_entropy", "iterations=1"]
     done = rollmill("train", trained.recipe, "run=best", *settings, "--store", trained_copy.url)

@@ -51,7 +51,7 @@ class CaptureService:
         self._committing = asyncio.Lock()
         self._desk = CaptureDesk(self, address.token, address.model)
         text = service.template.token_text
-        self._gateway = Gateway(address.model, text, host=address.host, port=address.port, desk=self._desk)
+        self._gateway = Gateway(address.model, lambda role: text, host=address.host, port=address.port, desk=self._desk)
 
     async def serve(self, stop: asyncio.Event, left: Sequence[Path], ready: Callable[[str, int], None]) -> None:
         """Serves until ``stop``, then ends all sessions.

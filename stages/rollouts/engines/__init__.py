@@ -46,9 +46,13 @@ _RUNNING: dict[str, Engine] = {}
 _GATE = threading.Lock()
 
 
-def engine_for(config: EngineConfig, execution: RolloutsExecution) -> Engine:
-    """The engine of this process for these settings, started where there is none."""
-    key = canonical_hash([config, execution.model_dump(include=_RELEVANT[config.type])])
+def engine_for(config: EngineConfig, execution: RolloutsExecution, role: str = "") -> Engine:
+    """The engine of this process for these settings, started where there is none.
+
+    Args:
+        role: a role with a policy of its own has an engine of its own, as one holds one policy at a time.
+    """
+    key = canonical_hash([config, execution.model_dump(include=_RELEVANT[config.type]), role])
     with _GATE:
         if key in _RUNNING and _RUNNING[key].broken:
             _RUNNING.pop(key).close()

@@ -97,12 +97,18 @@ class Gateway:
     """Serves from ``async with`` on. ``open`` may be called from any thread."""
 
     def __init__(
-        self, model: str, token_text: Any, *, host: str = "127.0.0.1", port: int = 0, desk: Desk | None = None
+        self,
+        model: str,
+        token_text: Callable[[str], Callable[[int], str]],
+        *,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        desk: Desk | None = None,
     ):
         """
         Args:
             model: name of the policy, which calls must give.
-            token_text: how a token id is written.
+            token_text: given the role, how a token id is written.
             port: 0: any that is free.
             desk: None: there are the sessions that were opened with ``open``, and no others.
         """
@@ -186,7 +192,7 @@ class Gateway:
             except ApiError as refusal:
                 session.calls.refused(role, refusal.code or "ApiError", refusal.message)
                 raise
-            told = Told(self._model, secrets.token_hex(12), self._token_text)
+            told = Told(self._model, secrets.token_hex(12), self._token_text(role))
             if asked.is_streamed:
                 return await self._stream(request, api.stream(asked, told), session, role, asked)
             answers = await self._answers(session, role, asked)

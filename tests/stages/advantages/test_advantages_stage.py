@@ -242,6 +242,7 @@ def test_the_key_changes_with_each_setting_and_not_with_a_default_spelt_out(stor
 _HASH = """
 import hashlib, sys
 from pathlib import Path
+from types import SimpleNamespace
 import numpy as np
 from stages.advantages.stage import AdvantagesConfig, _advantages
 from stages.artifacts.parquet import table_from_frame, write_parquet
@@ -256,6 +257,8 @@ tables = {
     "rewards": pl.DataFrame({"episode_id": ids, "reward": (number * 0.7).sin()}),
 }
 class Given:
+    def manifest(self, name):
+        return SimpleNamespace(inputs={})
     def scan(self, name, table):
         return tables[table].lazy().with_columns(status=pl.lit("completed"), trajectory=pl.lit("x"))
 digest = hashlib.sha256()

@@ -3,7 +3,7 @@
 # mypy: disable-error-code="union-attr,arg-type,call-overload,list-item,index"
 
 from anthropic import Anthropic
-from openai import APIError, OpenAI
+from openai import OpenAI
 
 from tests.stages.rollouts.openai_agents import first
 
@@ -32,14 +32,3 @@ def through_each_api(task, config):
         "logprobs": logprobs,
         "finals": [events[-1].response.output_text, message.content[0].text],
     }
-
-
-def sees_it_break(task, config):
-    client = OpenAI(base_url=config.base_url, api_key=config.api_key, max_retries=0)
-    told = ""
-    try:
-        for chunk in client.chat.completions.create(model=config.model, messages=first(task), stream=True):
-            told += chunk.choices[0].delta.content or ""
-    except APIError as error:
-        return {"told": told, "code": error.code}
-    return {"told": told, "code": None}

@@ -21,7 +21,7 @@ class NoInputs(Inputs):
     def scan(self, name, table, *, artifact=None, shards=None):
         raise KeyError(name)
 
-    def folder(self, name, part):
+    def folder(self, name, part, *, artifact=None):
         raise KeyError(name)
 
 
