@@ -114,7 +114,7 @@ STEPS = TableSpec(
 
 CALL_ERRORS = TableSpec(
     "call_errors",
-    1,
+    2,
     ("episode_id", "trajectory", "error_index"),
     pa.schema(
         [
@@ -124,7 +124,16 @@ CALL_ERRORS = TableSpec(
             _column("started_at", TIMESTAMP, "when the call was made, UTC"),
             _column("status", pa.string(), "refused, abandoned (nobody waited for it) or retried (a worker's fault)"),
             _column("kind", pa.string(), "class of the fault"),
+            _optional("policy_id", pa.string(), "key of the policy that was asked; null: none was, or not known"),
             _column("message", pa.large_string(), "message of the fault"),
+            _optional("prompt_ids", TOKEN_IDS, "ids of the full prompt; null: no policy was asked, or not known"),
+            _optional(
+                "response_ids",
+                TOKEN_IDS,
+                "ids sampled until the call ended, none: empty; null: not asked, or the engine does not tell before an "
+                "answer is whole",
+            ),
+            _optional("logprobs", FLOATS, "natural-log probability of each of response_ids; null with them"),
         ]
     ),
 )

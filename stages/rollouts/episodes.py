@@ -18,6 +18,7 @@ from schemas.loading import is_user_code
 from schemas.records import Task
 from stages.rollouts.calls import ModelAnswer, ModelCall
 from stages.rollouts.engines.base import EngineFault
+from stages.rollouts.engines.progress import Partial, Progress
 from stages.rollouts.gateway.server import Endpoint, Gateway
 from stages.rollouts.masking import MASK
 from stages.rollouts.processes import AgentProcesses, AgentRaised
@@ -60,6 +61,8 @@ class CallError:
     at it, and it was made again."""
     kind: str
     message: str
+    partial: Partial | None = None
+    """What had been asked and sampled; None: nothing was asked, or that is not known."""
 
 
 @dataclass(frozen=True)
@@ -279,6 +282,7 @@ class _Call:
 
     trajectory: str
     started_at: datetime
+    progress: Progress
 
 
 class _EpisodeCalls(ModelCalls):
@@ -305,14 +309,14 @@ class _EpisodeCalls(ModelCalls):
         self._from_threads: set[concurrent.futures.Future[Reply]] = set()
 
     async def chat(self, trajectory: str, messages: Messages) -> Reply:
-        with self._noted(trajectory):
-            return await self._session(trajectory).chat(messages)
+        with self._noted(trajectory, Progress()) as progress:
+            return await self._session(trajectory).chat(messages, progress)
 
     async def call(self, trajectory: str, call: ModelCall, teller: Teller | None = None) -> ModelAnswer:
         """Answers a call that came over HTTP."""
         try:
-            with self._noted(trajectory):
-                return await self._session(trajectory).call(call, teller)
+            with self._noted(trajectory, Progress() if teller is None else teller.progress) as progress:
+                return await self._session(trajectory).call(call, teller, progress)
         except MaxTurnsReached:
             self.was_told_over_http = True
             raise
@@ -323,14 +327,14 @@ class _EpisodeCalls(ModelCalls):
         self._errors.append(CallError(trajectory, datetime.now(UTC), "refused", kind, told))
 
     @contextmanager
-    def _noted(self, trajectory: str) -> Iterator[None]:
+    def _noted(self, trajectory: str, progress: Progress) -> Iterator[Progress]:
         """What a failed call means for the episode."""
         if self._closed:
             raise EpisodeClosed("the episode has ended, so the policy is not asked any more")
-        call = _Call(trajectory, datetime.now(UTC))
+        call = _Call(trajectory, datetime.now(UTC), progress)
         self._in_flight[call] = None
         try:
-            yield
+            yield progress
             self._answered[trajectory] = None
         except EngineFault as fault:
             self.fault = fault
@@ -347,8 +351,9 @@ class _EpisodeCalls(ModelCalls):
 
     def _failed(self, call: "_Call", status: str, error: BaseException, message: str) -> None:
         if call in self._in_flight:
-            told = self.mask(message)[:_MESSAGE_LIMIT]
-            self._errors.append(CallError(call.trajectory, call.started_at, status, type(error).__name__, told))
+            told, partial = self.mask(message)[:_MESSAGE_LIMIT], call.progress.partial()
+            kind = type(error).__name__
+            self._errors.append(CallError(call.trajectory, call.started_at, status, kind, told, partial))
 
     def mask(self, text: str) -> str:
         """``text`` without secrets, the episode's own key among them."""

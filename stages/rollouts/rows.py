@@ -80,6 +80,7 @@ def call_errors_table(episodes: Sequence[EpisodeRecord]) -> pa.Table:
     for episode in sorted(episodes, key=lambda episode: episode.attempt.episode_id):
         seen: Counter[str] = Counter()
         for error in episode.call_errors:
+            partial = error.partial
             rows.append(
                 {
                     "episode_id": episode.attempt.episode_id,
@@ -88,7 +89,11 @@ def call_errors_table(episodes: Sequence[EpisodeRecord]) -> pa.Table:
                     "started_at": error.started_at,
                     "status": error.status,
                     "kind": error.kind,
+                    "policy_id": None if partial is None else partial.policy_id,
                     "message": error.message,
+                    "prompt_ids": None if partial is None else partial.prompt_ids,
+                    "response_ids": None if partial is None else partial.response_ids,
+                    "logprobs": None if partial is None else partial.logprobs,
                 }
             )
             seen[error.trajectory] += 1

@@ -26,6 +26,7 @@ from stages.rollouts.engines.base import (
     SamplingParams,
     Unsupported,
 )
+from stages.rollouts.engines.progress import Progress
 from stages.rollouts.engines.stopping import TextOf, found_in
 from stages.rollouts.formats import Parsed, parsed, sure
 from stages.rollouts.known import Known, hasher_of
@@ -183,8 +184,11 @@ class Session:
         self._written: dict[Written, _Turn] = {}
         """Those whose prompts were texts without a template."""
 
-    async def chat(self, messages: Messages) -> Reply:
+    async def chat(self, messages: Messages, progress: Progress | None = None) -> Reply:
         """Asks the policy for the next message, and gives the answer as it was decoded.
+
+        Args:
+            progress: where what is asked and sampled can be seen, whatever becomes of the call.
 
         Raises:
             MaxTurnsReached: the trajectory has made all the calls that it may.
@@ -192,20 +196,23 @@ class Session:
             TemplateRefused: the chat template does not accept the messages.
             EngineFault: the engine is broken.
         """
-        turn, generation = await self._asked(ModelCall(list(messages)))  # agents like to add to their own list
+        call = ModelCall(list(messages))  # agents like to add to their own list
+        turn, generation = await self._asked(call, None, progress)
         self._remember(turn, Reply.message_of(turn.raw))
         return Reply(text=turn.raw, finish_reason=generation.finish_reason)
 
-    async def call(self, call: ModelCall, teller: Teller | None = None) -> ModelAnswer:
+    async def call(
+        self, call: ModelCall, teller: Teller | None = None, progress: Progress | None = None
+    ) -> ModelAnswer:
         """The same with tools, with reasoning and tool calls taken out of the answer, which ends before a stop text.
 
         Args:
-            teller: tells the answer while it is sampled.
+            teller: tells the answer while it is sampled; then its own progress is the one that counts.
 
         Raises:
             StreamBroken: what was told has turned out wrong.
         """
-        turn, generation = await self._asked(call, teller)
+        turn, generation = await self._asked(call, teller, progress)
         until, stop_text = found_in(turn.raw, call.stop) or (None, None)
         if call.prompt is None:
             turn.told = parsed(turn.raw[:until], self._template.source, _tool_names(call), turn.is_thinking)
@@ -244,7 +251,9 @@ class Session:
         if call.tools:
             raise Unsupported("an answer that is kept to a JSON schema can call no tool; ask for one of both")
 
-    async def _asked(self, call: ModelCall, teller: Teller | None = None) -> tuple[_Turn, Generation]:
+    async def _asked(
+        self, call: ModelCall, teller: Teller | None, progress: Progress | None
+    ) -> tuple[_Turn, Generation]:
         if self._max_turns is not None and len(self._turns) >= self._max_turns:
             raise MaxTurnsReached(f"trajectory {self._trajectory!r} has made its {self._max_turns} model calls")
         self._check_form(call)
@@ -255,18 +264,24 @@ class Session:
         text_of = self._template.decode
         if call.prompt is not None:
             text_of = partial(self._template.decode_after, turn.prompt.ids[-_TAIL:])
+        progress = progress if teller is None else teller.progress
+        if progress is not None:
+            progress.ask(turn.prompt.ids, self._policy_id)
         request = GenerationRequest(
             turn.prompt.ids,
             turn.sampling,
             turn.seed,
             session=self._uid,
             text_of=text_of if call.stop else None,
-            progress=None if teller is None else teller.progress,
+            progress=progress,
         )
         if teller is not None:
             teller.begin(self._reading(call, turn, text_of))
         try:
             generation = await self._engine.generate(request)
+            _check(generation, self._policy_id)
+            if progress is not None:
+                progress.begin(lambda: (generation.response_ids, generation.logprobs))
             self._answer(turn, generation, text_of)
             if isinstance(call.prompt, str):
                 said = Written(call.prompt, turn.prompt, turn.sequence, turn.raw, text_of, turn.stop_id)
@@ -420,7 +435,6 @@ class Session:
         )
 
     def _answer(self, turn: _Turn, generation: Generation, text_of: TextOf) -> None:
-        _check(generation, self._policy_id)
         turn.generation = generation
         turn.sequence = turn.prompt.extended(generation.response_ids)
         n = len(generation.response_ids) - (turn.stop_id is not None)

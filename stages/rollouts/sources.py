@@ -24,6 +24,7 @@ from stages.rollouts.endpoints.session import EndpointSession, TextStep
 from stages.rollouts.endpoints.settings import EndpointConfig
 from stages.rollouts.engines import engine_for
 from stages.rollouts.engines.base import PolicyFiles, SamplingParams
+from stages.rollouts.engines.progress import Progress
 from stages.rollouts.journal import journal_files, journalled
 from stages.rollouts.masking import Masker
 from stages.rollouts.role_policies import served_by
@@ -37,12 +38,15 @@ AnyStep = RecordedStep | TextStep
 class TrajectorySession(Protocol):
     """The model calls of one trajectory."""
 
-    async def chat(self, messages: Messages) -> Reply: ...
+    async def chat(self, messages: Messages, progress: Progress | None = None) -> Reply: ...
 
-    async def call(self, call: ModelCall, teller: Teller | None = None) -> ModelAnswer:
+    async def call(
+        self, call: ModelCall, teller: Teller | None = None, progress: Progress | None = None
+    ) -> ModelAnswer:
         """
         Args:
-            teller: tells the answer while it is sampled, where that can be known.
+            teller: tells the answer while it is sampled, where that can be known; then its own progress counts.
+            progress: where what is asked and sampled can be seen, whatever becomes of the call.
         """
 
     def steps(self) -> list[Any]:

@@ -90,8 +90,11 @@ def _episode(session: Captured, task: Task, rollout_index: int) -> EpisodeRecord
         duration_s=(_ended_at(session) - head.created_at).total_seconds(),
         steps=_steps(session),
         call_errors=sorted(
-            (CallError(one.trajectory, one.started_at, one.status, one.kind, one.message) for one in session.errors),
-            key=lambda one: one.trajectory,
+            (
+                CallError(one.trajectory, one.started_at, one.status, one.kind, one.message, one.partial)
+                for one in session.errors
+            ),
+            key=lambda one: (one.trajectory, one.started_at),
         ),
     )
 

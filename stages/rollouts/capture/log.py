@@ -7,7 +7,7 @@ ids only. It is written in one piece when the call has ended: a kill loses the c
 import json
 import os
 import struct
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Literal
@@ -17,6 +17,7 @@ import numpy as np
 from schemas.errors import StageFailed
 from stages.rollouts.calls import ModelAnswer, ModelCall, ToolCall
 from stages.rollouts.engines.base import Generation, GenerationRequest, SamplingParams
+from stages.rollouts.engines.progress import Partial
 from stages.rollouts.frames import framed, frames
 from stages.rollouts.sdk import Messages
 from stages.rollouts.sequence import common_prefix
@@ -76,13 +77,15 @@ class CapturedCall:
 
 @dataclass(frozen=True)
 class FailedCall:
-    """A call that was not answered."""
+    """A call that was not answered, or not at once."""
 
     trajectory: str
     started_at: datetime
     status: str
     kind: str
     message: str
+    partial: Partial | None = None
+    """What had been asked and sampled; None: nothing was asked, or that is not known."""
 
 
 @dataclass(frozen=True)
@@ -166,7 +169,17 @@ class SessionLog:
         self._last[trajectory] = now
 
     def failed(self, error: FailedCall) -> None:
-        self._write("error", _plain(asdict(error)))
+        partial, arrays = error.partial, []
+        told = _plain(asdict(replace(error, partial=None)))
+        if partial is not None:
+            arrays = [one for one in (partial.prompt_ids, partial.response_ids, partial.logprobs) if one is not None]
+            n_sampled = None if partial.response_ids is None else len(partial.response_ids)
+            told["partial"] = {
+                "policy_id": partial.policy_id,
+                "n_prompt": len(partial.prompt_ids),
+                "n_sampled": n_sampled,
+            }
+        self._write("error", told, *arrays)
 
     def end(self, end: End) -> None:
         self._write("end", _plain(asdict(end)))
@@ -204,7 +217,7 @@ def read_session(path: Path) -> Captured | None:
             last[call.trajectory] = call
             found.calls.append(call)
         elif kind == "error":
-            found.errors.append(FailedCall(**{**told, "started_at": datetime.fromisoformat(told["started_at"])}))
+            found.errors.append(_failed(told, rest))
         else:
             found.end = End(**{**told, "at": datetime.fromisoformat(told["at"])})
     return found
@@ -249,6 +262,20 @@ def _call(told: dict[str, Any], arrays: bytes, before: CapturedCall | None) -> C
         reasoning=told["reasoning"],
         tool_calls=tuple(ToolCall(**one) for one in told["tool_calls"]),
     )
+
+
+def _failed(told: dict[str, Any], arrays: bytes) -> FailedCall:
+    known = told.pop("partial", None)
+    partial = None
+    if known is not None:
+        n_prompt, n = known["n_prompt"], known["n_sampled"]
+        partial = Partial(
+            known["policy_id"],
+            np.frombuffer(arrays, np.int32, n_prompt),
+            None if n is None else np.frombuffer(arrays, np.int32, n, 4 * n_prompt),
+            None if n is None else np.frombuffer(arrays, np.float32, n, 4 * (n_prompt + n)),
+        )
+    return FailedCall(**{**told, "started_at": datetime.fromisoformat(told["started_at"]), "partial": partial})
 
 
 def _common(before: Messages, messages: Messages) -> int:

@@ -24,6 +24,7 @@ from stages.rollouts.engines.base import (
     PolicyFiles,
     SamplingParams,
 )
+from stages.rollouts.engines.progress import Partial, Progress
 from stages.rollouts.masking import Masker
 from stages.rollouts.sdk import EpisodeClosed, Messages
 from stages.rollouts.session import Session
@@ -43,6 +44,7 @@ class _Asked:
     """What the engine was asked for a call, and what it gave."""
 
     at: datetime = field(default_factory=lambda: datetime.now(UTC))
+    progress: Progress = field(default_factory=Progress)
     captured: CapturedCall | None = None
     """Where the call was made before, and its answer is known."""
     request: GenerationRequest | None = None
@@ -168,21 +170,25 @@ class CapturedSession:
         """Answers a call, once it is written down."""
         if self._is_ended:
             raise EpisodeClosed("the session has ended, so the policy is not asked any more")
-        asked = _Asked()
+        asked = _Asked(progress=Progress() if teller is None else teller.progress)
         _asked.set(asked)
         self._in_flight[asked] = trajectory
         try:
-            answer = await self._session(trajectory).call(call, teller)
+            answer = await self._session(trajectory).call(call, teller, asked.progress)
         except asyncio.CancelledError:
-            self._failed(trajectory, asked.at, "abandoned", "CancelledError", _ABANDONED)
+            self._abandoned(trajectory, asked)
             raise
         except Exception as error:
-            self._failed(trajectory, asked.at, "refused", type(error).__name__, str(error))
+            partial = asked.progress.partial()
+            self._failed(trajectory, asked.at, "refused", type(error).__name__, str(error), partial)
             raise
         finally:
             self._in_flight.pop(asked, None)
         assert asked.request is not None
         assert asked.generation is not None
+        for retry in asked.generation.retries:
+            told = f"{retry.worker}: {retry.message}"
+            self._failed(trajectory, retry.started_at, "retried", retry.kind, told)
         self._log.call(trajectory, call, self._messages(call), asked.request, asked.generation, answer)
         self.n_calls += 1
         return answer
@@ -194,14 +200,20 @@ class CapturedSession:
     def end(self, end: End) -> None:
         """No call is answered after this."""
         for asked, trajectory in self._in_flight.items():
-            self._failed(trajectory, asked.at, "abandoned", "CancelledError", _ABANDONED)
+            self._abandoned(trajectory, asked)
         self._is_ended = True
         self._log.end(end)
 
-    def _failed(self, trajectory: str, started_at: datetime, status: str, kind: str, message: str) -> None:
+    def _abandoned(self, trajectory: str, asked: _Asked) -> None:
+        self._failed(trajectory, asked.at, "abandoned", "CancelledError", _ABANDONED, asked.progress.partial())
+
+    def _failed(
+        self, trajectory: str, started_at: datetime, status: str, kind: str, message: str,
+        partial: Partial | None = None,
+    ) -> None:  # fmt: skip
         if not self._is_ended:
             told = self._service.mask(message)[:_MESSAGE_LIMIT]
-            self._log.failed(FailedCall(trajectory, started_at, status, kind, told))
+            self._log.failed(FailedCall(trajectory, started_at, status, kind, told, partial))
 
     def _messages(self, call: ModelCall) -> Messages:
         if call.prompt is None:

@@ -18,6 +18,7 @@ from stages.rollouts.endpoints.answers import Answer, chat_answer, completion_an
 from stages.rollouts.endpoints.client import Asked
 from stages.rollouts.endpoints.settings import EndpointConfig
 from stages.rollouts.engines.base import SamplingParams
+from stages.rollouts.engines.progress import Progress
 from stages.rollouts.sdk import MaxTurnsReached, Messages, Reply
 from stages.rollouts.session import key_after, prefix_keys
 from stages.rollouts.telling import Teller
@@ -115,8 +116,11 @@ class EndpointSession:
         self._turns: list[_Turn] = []
         self._n_asked = 0
 
-    async def chat(self, messages: Messages) -> Reply:
+    async def chat(self, messages: Messages, progress: Progress | None = None) -> Reply:
         """Asks for the next message.
+
+        Args:
+            progress: is told nothing: neither ids nor a policy are known here.
 
         Raises:
             MaxTurnsReached: the trajectory has made all the calls that it may.
@@ -126,7 +130,9 @@ class EndpointSession:
         answer = await self._answered(ModelCall(list(messages)))
         return Reply(text=answer.content or "", finish_reason=answer.finish_reason)
 
-    async def call(self, call: ModelCall, teller: Teller | None = None) -> ModelAnswer:
+    async def call(
+        self, call: ModelCall, teller: Teller | None = None, progress: Progress | None = None
+    ) -> ModelAnswer:
         """The same with everything that an API can ask for; nothing is told before the answer is whole."""
         answer = await self._answered(call)
         return ModelAnswer(

@@ -59,7 +59,7 @@ class GenerationRequest:
     text_of: "TextOf | None" = field(default=None, repr=False, compare=False)
     """The text of sampled ids; given where there are ``stop_texts``."""
     progress: "Progress | None" = field(default=None, repr=False, compare=False)
-    """Where the engine tells what it has sampled so far, if it can."""
+    """Where the engine tells what it has sampled so far: if somebody reads along and it can, or if it knows anyway."""
 
 
 @dataclass(frozen=True)

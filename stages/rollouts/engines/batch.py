@@ -23,6 +23,10 @@ class Call:
     began: float = field(default_factory=time.perf_counter)
     done: "Future[Generation]" = field(default_factory=Future)
 
+    @property
+    def is_answered(self) -> bool:
+        return self.done.done() and not self.done.cancelled() and self.done.exception() is None
+
 
 class Batch:
     """The rows that are being sampled, as arrays; row ``i`` lives in slot ``i`` of the cache."""
@@ -135,8 +139,11 @@ class Batch:
             self.calls.pop()
 
     def sampled_of(self, call: Call) -> Tokens:
-        """What has been sampled for a call so far, asked from any thread; nothing where it is not among the rows."""
+        """What has been sampled for a call so far, asked from any thread; nothing where it has not entered yet."""
         with self._gate:
+            if call.is_answered:  # and so no row any more, or not for long
+                generation = call.done.result()
+                return generation.response_ids, generation.logprobs
             if call not in self.calls:
                 return NO_TOKENS
             row = self.calls.index(call)

@@ -2,12 +2,27 @@
 given up."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
 Tokens = tuple[np.ndarray, np.ndarray]
 """Sampled ids (int32) and one logprob each (float32)."""
 NO_TOKENS: Tokens = (np.zeros(0, dtype=np.int32), np.zeros(0, dtype=np.float32))
+
+
+@dataclass(frozen=True)
+class Partial:
+    """What is known of a model call that is given up."""
+
+    policy_id: str
+    """The policy that was asked."""
+    prompt_ids: np.ndarray
+    """int32, the full prompt."""
+    response_ids: np.ndarray | None
+    """int32, what was sampled until then, perhaps nothing; None: the engine does not tell before an answer is whole."""
+    logprobs: np.ndarray | None
+    """float32, one for each sampled id; None with these."""
 
 
 class Progress:
@@ -20,12 +35,19 @@ class Progress:
                 more work to tell than it does anyway.
         """
         self._changed = changed
-        self._look: Callable[[], Tokens] = lambda: NO_TOKENS
+        self._asked: tuple[np.ndarray, str] | None = None
+        """The full prompt and the policy; None: it was not asked yet."""
+        self._look: Callable[[], Tokens] | None = None
+        """None: the engine has not said where."""
 
     @property
     def is_followed(self) -> bool:
         """Whether somebody reads along."""
         return self._changed is not None
+
+    def ask(self, prompt_ids: np.ndarray, policy_id: str) -> None:
+        """Notes what is asked, and of which policy."""
+        self._asked = (prompt_ids, policy_id)
 
     def begin(self, look: Callable[[], Tokens]) -> None:
         """What was sampled is found by ``look`` from now on; also where an answer is begun anew elsewhere."""
@@ -38,12 +60,19 @@ class Progress:
 
     def freeze(self) -> None:
         """Keeps what was sampled until now, since sampling ends here."""
-        kept = self._look()
+        kept = self.sampled()
         self._look = lambda: kept
 
     def sampled(self) -> Tokens:
         """All so far."""
-        return self._look()
+        return NO_TOKENS if self._look is None else self._look()
+
+    def partial(self) -> Partial | None:
+        """What is known of the call now; None: the policy was not asked."""
+        if self._asked is None:
+            return None
+        prompt_ids, policy_id = self._asked
+        return Partial(policy_id, prompt_ids, *((None, None) if self._look is None else self._look()))
 
 
 def joined(parts: Sequence[Tokens]) -> Tokens:

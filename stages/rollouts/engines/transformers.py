@@ -103,10 +103,11 @@ class TransformersEngine(Engine):
             progress.begin(partial(self._batch.sampled_of, call))
         self._put(call)
         try:
-            return await asyncio.wrap_future(call.done)
+            return await asyncio.shield(asyncio.wrap_future(call.done))
         except asyncio.CancelledError:
             if progress is not None:
-                progress.freeze()
+                progress.freeze()  # before the row leaves, which it does once the call is cancelled
+            call.done.cancel()
             raise
 
     def close(self) -> None:

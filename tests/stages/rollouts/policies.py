@@ -70,6 +70,26 @@ def make_policy(folder: Path, seed: int = 0, **settings: object) -> PolicyFiles:
     """A tiny policy with a probe of two sequences."""
     make_tokenizer(folder)
     make_model(folder, seed, **settings)
+    return _with_probe(folder, seed)
+
+
+def make_endless_policy(folder: Path, seed: int = 0, context: int = 8192) -> PolicyFiles:
+    """One that does not end its answers: one dimension is the same throughout, and makes the ends unlikely."""
+    make_tokenizer(folder)
+    make_model(folder, seed, max_position_embeddings=context)
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    with torch.no_grad():
+        embeddings = model.model.embed_tokens.weight
+        embeddings[:, 0] = 1.0
+        embeddings[[0, 2], 0] = -30.0
+        for layer in model.model.layers:
+            layer.self_attn.o_proj.weight[0] = 0.0
+            layer.mlp.down_proj.weight[0] = 0.0
+    model.save_pretrained(folder)
+    return _with_probe(folder, seed)
+
+
+def _with_probe(folder: Path, seed: int) -> PolicyFiles:
     random = np.random.default_rng(7)
     ids = [random.integers(3, 300, size=size).astype(np.int32) for size in (20, 11)]
     probe = Probe(ids=ids, logprobs=[forward_logprobs(folder, sequence) for sequence in ids])

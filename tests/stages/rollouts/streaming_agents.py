@@ -8,6 +8,23 @@ from openai import OpenAI
 from tests.stages.rollouts.openai_agents import first
 
 
+def asks_once(task, config):
+    """Returns what it was answered."""
+    client = OpenAI(base_url=config.base_url, api_key=config.api_key, max_retries=0)
+    answer = client.chat.completions.create(model=config.model, messages=first(task))
+    return answer.choices[0].message.content
+
+
+def hangs_up_in_the_middle(task, config):
+    """Reads the beginning of an answer, hangs up, asks for a shorter one, and returns the beginning."""
+    client = OpenAI(base_url=config.base_url, api_key=config.api_key, max_retries=0)
+    asked = {"model": config.model, "messages": first(task)}
+    with client.chat.completions.create(**asked, stream=True) as chunks:
+        begun = next(text for chunk in chunks if (text := chunk.choices[0].delta.content))
+    client.chat.completions.create(**asked, max_tokens=4)
+    return begun
+
+
 def through_each_api(task, config):
     """The pieces of one answer each, and the logprobs that the chat API tells."""
     client = OpenAI(base_url=config.base_url, api_key=config.api_key)

@@ -1,6 +1,7 @@
 """The transformers engine: what it samples, its logprobs, how it is loaded, shared and stopped."""
 
 import asyncio
+import time
 from dataclasses import replace
 from typing import Any
 
@@ -13,7 +14,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from schemas.errors import InputError, StageFailed
 from stages.rollouts.engines.base import EngineFault, GenerationRequest, PolicyFiles, Probe, SamplingParams
+from stages.rollouts.engines.progress import Progress
 from tests.stages.rollouts.policies import forward_logprobs, make_policy
+from tests.stages.rollouts.processes import eventually
 
 PLAIN = SamplingParams(max_tokens=12)
 
@@ -262,6 +265,38 @@ def test_a_fault_of_the_model_reaches_every_caller_and_the_next_ones(make_engine
     assert all(isinstance(found, EngineFault) for found in asyncio.run(run()))
     with pytest.raises(EngineFault, match="has stopped"):
         ask(engine, requests[1:2])
+
+
+def test_what_was_sampled_is_known_until_whoever_asked_has_it(engine):
+    async def run():
+        progress = Progress()
+        request = GenerationRequest(prompts(1)[0], replace(PLAIN, max_tokens=5), seed=0, progress=progress)
+        asked = asyncio.ensure_future(engine.generate(request))
+        await asyncio.sleep(0)  # from here on nobody takes the answer
+        assert eventually(lambda: len(progress.sampled()[0]) == 5)
+        time.sleep(0.1)  # the engine has gone on
+        return progress.sampled(), await asked
+
+    (ids, logprobs), answer = asyncio.run(run())
+    assert ids.tolist() == answer.response_ids.tolist()
+    assert logprobs.tolist() == answer.logprobs.tolist()
+
+
+def test_what_was_sampled_of_a_call_that_is_cancelled_stays_known(engine):
+    async def run():
+        progress = Progress()
+        request = GenerationRequest(prompts(1)[0], replace(PLAIN, max_tokens=200), seed=0, progress=progress)
+        asked = asyncio.ensure_future(engine.generate(request))
+        await asyncio.sleep(0)
+        assert eventually(lambda: len(progress.sampled()[0]) > 2)
+        asked.cancel()
+        await asyncio.wait([asked])
+        time.sleep(0.1)
+        return asked.cancelled(), progress.sampled()[0]
+
+    is_cancelled, ids = asyncio.run(run())
+    assert is_cancelled
+    assert len(ids) > 2
 
 
 def test_a_closed_engine_answers_no_more(make_engine, policy):

@@ -91,6 +91,20 @@ def test_answers_that_could_not_be_used_are_counted_and_kept_apart(servers, shel
     assert set(errors["episode_id"]) <= set(frame(store, manifest, "episodes")["episode_id"])
 
 
+def test_a_call_that_nobody_reads_along_is_not_streamed_and_what_was_asked_is_kept(servers, shelf):
+    store, tasks, stored = shelf
+    for server in servers:
+        server.seconds = 60
+    config = {"engine": VLLM, "episode_time_limit_s": 1.0}
+    manifest = rolled_out(store, request(tasks, stored, config, attached(servers) | {"shard_tasks": 6})).manifest
+    errors = frame(store, manifest, "call_errors")
+    assert errors.select("status", "policy_id").rows() == [("abandoned", stored.key)] * 6
+    assert errors.select("response_ids", "logprobs").null_count().row(0) == (6, 6), "the server does not tell"
+    bodies = [body for server in servers for body in server.asked]
+    assert not any("stream" in body for body in bodies)
+    assert 0 < len(bodies) == sum(body["prompt"] in errors["prompt_ids"].to_list() for body in bodies)
+
+
 def test_with_all_workers_gone_what_is_finished_is_kept_and_the_rerun_resumes(servers, shelf, monkeypatch):
     store, tasks, stored = shelf
     monkeypatch.setattr("stages.rollouts.engines.vllm._FAULT_HOLDS_S", 0.0)
