@@ -1,7 +1,7 @@
 """What has been sampled of an answer that is not whole yet: for who reads along, and for the record of a call that is
 given up."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -75,7 +75,28 @@ class Progress:
         return Partial(policy_id, prompt_ids, *((None, None) if self._look is None else self._look()))
 
 
-def joined(parts: Sequence[Tokens]) -> Tokens:
-    """One after another; at least one."""
-    ids, logprobs = zip(*parts, strict=True)
-    return np.concatenate(ids), np.concatenate(logprobs)
+class Pieces:
+    """An answer's tokens as they come, one after another. Adding costs what is new; they may be looked at from any
+    thread meanwhile."""
+
+    def __init__(self) -> None:
+        self._room = NO_TOKENS
+        self._so_far = NO_TOKENS
+
+    def add(self, piece: Tokens) -> None:
+        begin = len(self._so_far[0])
+        end = begin + len(piece[0])
+        if end > len(self._room[0]):
+            self._room = (np.empty(2 * end, dtype=np.int32), np.empty(2 * end, dtype=np.float32))
+            self._write(0, self._so_far)
+        self._write(begin, piece)
+        ids, logprobs = self._room
+        self._so_far = (ids[:end], logprobs[:end])  # last, so that who looks meanwhile sees whole tokens
+
+    def so_far(self) -> Tokens:
+        """All that were added; not to be written to."""
+        return self._so_far
+
+    def _write(self, begin: int, piece: Tokens) -> None:
+        for room, new in zip(self._room, piece, strict=True):
+            room[begin : begin + len(new)] = new

@@ -12,7 +12,7 @@ from typing import Any
 
 from schemas.errors import StageFailed
 from stages.rollouts.engines.base import GenerationRequest, PolicyFiles
-from stages.rollouts.engines.progress import NO_TOKENS, Progress, Tokens, joined
+from stages.rollouts.engines.progress import Pieces, Progress
 from stages.rollouts.workers.answers import Answer, part_of, sampled, sampling_of, whole_of
 from stages.rollouts.workers.command import is_too_old
 from stages.rollouts.workers.dialects import DIALECTS, Dialect, Told, UnusableAnswer
@@ -174,13 +174,13 @@ class Worker(ABC):
         if progress is None or not progress.is_followed:
             return dialect.read(await self.server.complete(dialect.path, body, timeout_s))
         parts: list[Told] = []
-        tokens: list[Tokens] = [NO_TOKENS]
-        progress.begin(lambda: joined(tokens))
+        pieces = Pieces()
+        progress.begin(pieces.so_far)
         async with aclosing(self.server.stream(dialect.path, body | {"stream": True}, timeout_s)) as events:
             async for data in events:
                 parts.append(part := dialect.read(data))
                 if part.ids:
-                    tokens.append(part_of(part, vocabulary))
+                    pieces.add(part_of(part, vocabulary))
                     progress.more()
         return whole_of(parts)
 
