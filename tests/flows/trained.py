@@ -1,9 +1,6 @@
 """One tiny training run, made once a session by the real command and read by many tests."""
 
-import atexit
-import os
 import shutil
-import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,11 +10,6 @@ import yaml
 
 from stages.artifacts.store import Store, open_store
 from tests.flows.commands import Done, rollmill
-
-# Prefect reads its settings when it is imported: its database must be a temporary one before any test does that.
-_PREFECT_HOME = tempfile.mkdtemp(prefix="rollmill-prefect-")
-os.environ["PREFECT_HOME"] = _PREFECT_HOME
-atexit.register(shutil.rmtree, _PREFECT_HOME, ignore_errors=True)
 
 GRADER = '''
 import rollmill
