@@ -31,12 +31,6 @@ from tests.stages.rollouts.processes import descendants, eventually, is_running
 ROOT = Path(__file__).resolve().parents[3]
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _ended() -> Iterator[None]:
-    yield
-    client.stop()
-
-
 def test_a_warm_trainer_and_a_cold_one_make_the_same_bytes(store: Store) -> None:
     optimizer = {"lr": 1e-3, "weight_decay": 0.1}
     policy = tiny_policy(store)
