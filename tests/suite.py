@@ -1,12 +1,13 @@
 """The suite as a whole: which tests share a process, which begin first, and what may be left when it has ended.
 
-A pytest plugin; ``tests/conftest.py`` loads it. With ``-n N`` (pytest-xdist) the tests of a file run one after the other
-in one process, as they share what the file's fixtures start; ``pytest.mark.xdist_group`` puts several files together.
+A pytest plugin; ``tests/conftest.py`` loads it. With ``-n N`` (pytest-xdist) the tests of a file run one after the
+other in one process, as they share what the file's fixtures start; ``pytest.mark.xdist_group`` puts files together.
 """
 
 import os
 import secrets
 import shutil
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -61,10 +62,9 @@ def pytest_sessionfinish(session: pytest.Session) -> Iterator[None]:
     yield
     if _is_worker(session.config):
         return
-    reporter = session.config.pluginmanager.get_plugin("terminalreporter")
     problems = [*_processes_left(), *_bytes_left(Path(tempfile.gettempdir()))]
-    for problem in problems if reporter else []:
-        reporter.write_line(f"\nafter the suite: {problem}", red=True)
+    for problem in problems:
+        print(f"\nafter the suite: {problem}", file=sys.stderr)
     if problems:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
     shutil.rmtree(tempfile.gettempdir(), ignore_errors=True)
@@ -73,7 +73,7 @@ def pytest_sessionfinish(session: pytest.Session) -> Iterator[None]:
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     skipped = terminalreporter.stats.get("skipped", [])
     if skipped:
-        terminalreporter.write_line(f"{len(skipped)} tests were skipped: the real data sets of ../shared/data are not there")
+        terminalreporter.write_line(f"{len(skipped)} tests were skipped, as the data of ../shared/data is not there")
 
 
 def _processes_left() -> list[str]:
