@@ -45,7 +45,7 @@ class Background:
     def wait(self, timeout_s: float) -> int:
         """Waits for its end and returns the exit code; nothing that it started may be left soon after."""
         code = self.process.wait(timeout_s)
-        end = time.monotonic() + 15
+        end = time.monotonic() + 60
         while left := self.left():
             assert time.monotonic() < end, f"{[name_of(one) for one in left]} outlive it"
             time.sleep(0.05)
