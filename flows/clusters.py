@@ -25,8 +25,6 @@ from schemas.runner import RunnerConfig
 Futures = Mapping[str, PrefectFuture[Any]]
 """Of tasks, by name."""
 _RAY_GUARD = Path(__file__).with_name("ray_guard.py")
-_GREETING_S = 20.0
-"""For a cluster to say who it is."""
 
 
 class Cluster(ABC):
@@ -98,7 +96,9 @@ class RayCluster(Cluster):
 
         quiet = {"log_to_driver": False, "logging_level": "ERROR"}
         own = {"num_cpus": config.workers, "include_dashboard": False}
-        runner = RayTaskRunner(address=config.address, init_kwargs=quiet if config.address else quiet | own)
+        # "local" starts one; without a word Ray would go to one that somebody has started on this machine.
+        started = RayTaskRunner(address="local", init_kwargs=quiet | own)
+        runner = RayTaskRunner(address=config.address, init_kwargs=quiet) if config.address else started
         super().__init__(runner, (ray.exceptions.RayError,))
         self._ray = ray
         self._guard = None if config.address else _guard()
@@ -126,10 +126,11 @@ class DaskCluster(Cluster):
         logging.getLogger("distributed").setLevel(logging.CRITICAL)  # here it may have been imported before
 
         if config.address is not None:
-            _greet(config.address)
+            _greet(config.address, config.connect_s)
 
         own = {
-            "n_workers": config.workers, "threads_per_worker": 1, "processes": True, "dashboard_address": None,
+            "n_workers": config.workers, "threads_per_worker": 1, "processes": True,
+            "dashboard_address": "127.0.0.1:0",  # a port that no other cluster has taken
             "silence_logs": logging.CRITICAL,
         }  # fmt: skip
         runner = DaskTaskRunner(address=config.address) if config.address else DaskTaskRunner(cluster_kwargs=own)
@@ -163,7 +164,7 @@ def _guard() -> "subprocess.Popen[bytes]":
     )
 
 
-def _greet(address: str) -> None:
+def _greet(address: str, timeout_s: float) -> None:
     """Raises where no Dask cluster with processes is there; a client that fails to connect would never end."""
     from distributed import rpc
 
@@ -172,9 +173,9 @@ def _greet(address: str) -> None:
             return len((await scheduler.identity())["workers"])
 
     try:
-        count = asyncio.run(asyncio.wait_for(workers(), _GREETING_S))
+        count = asyncio.run(asyncio.wait_for(workers(), timeout_s))
     except TimeoutError:
-        raise StageFailed(f"what listens there has not answered as a Dask cluster within {_GREETING_S:g} s") from None
+        raise StageFailed(f"what listens there has not answered as a Dask cluster within {timeout_s:g} s") from None
     if not count:
         raise StageFailed("it has no processes that work", hint="start some with `dask worker`")
 

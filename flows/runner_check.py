@@ -15,7 +15,6 @@ from stages.rollouts.workers.settings import VllmConfig
 
 _PACKAGES = {"ray": ("ray", "prefect_ray"), "dask": ("distributed", "prefect_dask")}
 _SCHEMES = {"ray": ("ray", ""), "dask": ("tcp", "tls", "")}
-_CONNECT_S = 10.0
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
@@ -69,7 +68,7 @@ def _check_address(runner: RunnerConfig, address: str) -> None:
         example = "ray://host:10001" if runner.type == "ray" else "tcp://host:8786"
         raise ConfigError(f"runner.address={address!r} is no address such as {example}")
     try:
-        socket.create_connection((host, port), timeout=_CONNECT_S).close()
+        socket.create_connection((host, port), timeout=runner.connect_s).close()
     except OSError as error:
         raise ConfigError(f"no {runner.type} cluster answers at {address}: {error}") from error
     if host not in _LOOPBACK and not os.environ.get("PREFECT_API_URL"):

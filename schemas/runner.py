@@ -17,6 +17,8 @@ class RunnerConfig(ConfigModel):
     ``tcp://host:8786``). None: one is started on this machine and ended with the command."""
     workers: int = Field(default=2, ge=1)
     """Processes of a cluster that is started here."""
+    connect_s: float = Field(default=20.0, gt=0)
+    """For a cluster that was given to answer (Ray, once it has, keeps to times of its own)."""
 
     @model_validator(mode="after")
     def _threads_have_no_address(self) -> "RunnerConfig":

@@ -16,7 +16,9 @@ import pytest
 import rollmill as public
 from stages.artifacts.store import open_store
 from tests.flows.background import background
-from tests.flows.commands import command, rollmill, rollmill_process
+from tests.flows.commands import ROLLMILL, command, rollmill
+from tests.flows.trained import Trained
+from tests.stages.rollouts.processes import is_running
 
 AGENT = '''
 import asyncio
@@ -25,13 +27,21 @@ from pathlib import Path
 
 import rollmill
 
+def note(name):
+    """Leaves the process's number in a folder of this name."""
+    Path(name).mkdir(exist_ok=True)
+    (Path(name) / str(os.getpid())).touch()
+
 @rollmill.rollout
 async def solve(task, config):
-    """Tells in which process it works, and takes a moment, so that no process can do all the work."""
-    Path("processes").mkdir(exist_ok=True)
-    (Path("processes") / str(os.getpid())).touch()
-    await asyncio.sleep(0.3)
+    """Tells in which process it works, and waits there while a file says so."""
+    note("processes")
+    for _ in range(1200):
+        if not Path("together").exists() or len(os.listdir("processes")) > 1:
+            break
+        await asyncio.sleep(0.1)
     while Path("hold").exists() and task.id in Path("hold").read_text().split():
+        note("holding")
         await asyncio.sleep(0.1)
     await config.chat([{"role": "user", "content": task.instruction}])
 '''
@@ -40,11 +50,12 @@ elsewhere = pytest.mark.parametrize("kind", ["ray", "dask"])
 
 
 @pytest.fixture
-def here(tmp_path: Path) -> Path:
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with an agent in it, where commands are called."""
     folder = tmp_path / "here"
     folder.mkdir()
     (folder / "agent.py").write_text(AGENT)
+    monkeypatch.chdir(folder)
     return folder
 
 
@@ -69,134 +80,173 @@ def rows(store: str | Path, output: str) -> pl.DataFrame:
 
 def held(store: str | Path, here: Path) -> Path:
     """A file that holds up all but the first shard, for as long as it is there."""
-    tasks = public.scan("tiny:tasks", "tasks", store=open_store(str(store))).select("task_id").collect()["task_id"]
     file = here / "hold"
-    file.write_text(" ".join(tasks.sort()[2:]))
+    file.write_text(" ".join(tasks_of(store)[2:]))
     return file
 
 
-def processes(here: Path) -> list[int]:
-    return [int(file.name) for file in (here / "processes").glob("*")]
+def tasks_of(store: str | Path) -> list[str]:
+    tasks = public.scan("tiny:tasks", "tasks", store=open_store(str(store))).select("task_id").collect()
+    return sorted(tasks["task_id"])
+
+
+def processes(here: Path, what: str = "processes") -> list[int]:
+    return [int(file.name) for file in (here / what).glob("*")]
 
 
 def n_receipts(store: str | Path) -> int:
     return len(list(Path(store).glob("artifacts/rollouts/*/receipts/*.json")))
 
 
+@pytest.fixture(scope="module")
+def by_threads(trained: Trained, tmp_path_factory: pytest.TempPathFactory) -> pl.DataFrame:
+    """What is sampled in threads of the command's own process."""
+    folder = tmp_path_factory.mktemp("threads")
+    (folder / "agent.py").write_text(AGENT)
+    shutil.copytree(trained.url, folder / "store")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        done = rollmill(*sampling(folder / "store"))
+    assert done.code == 0, done.text
+    assert processes(folder) == [os.getpid()]
+    return rows(folder / "store", done.out)
+
+
 @pytest.mark.slow
 @elsewhere
-def test_two_processes_make_the_rows_that_threads_make(trained, trained_copy, tmp_path, here, kind):
-    plain = tmp_path / "plain"
-    shutil.copytree(trained.url, plain)
-    threads = rollmill_process(*sampling(plain), cwd=here)
-    assert threads.code == 0, threads.text
-    shutil.rmtree(here / "processes")
+@pytest.mark.usefixtures("given_ray")  # a cluster of somebody else's on this machine is in nobody's way
+def test_two_processes_make_the_rows_that_threads_make_though_one_is_killed(
+    by_threads, trained_copy, tmp_path, here, kind
+):
+    before = n_receipts(trained_copy.url)
+    hold = held(trained_copy.url, here)
     words = sampling(trained_copy.url, f"execution.runner.type={kind}", "execution.runner.workers=2")
     with background(command(*words), tmp_path / "log", {}, here) as running:
-        assert running.wait(timeout_s=120) == 0, running.output  # nothing that it started is left
+        running.wait_until(lambda: n_receipts(trained_copy.url) > before and len(processes(here, "holding")) == 2)
+        os.kill(processes(here, "holding")[0], signal.SIGKILL)  # it was at work on a shard
+        hold.unlink()
+        assert running.wait() == 0, running.output  # nothing that it started is left
+    assert n_receipts(trained_copy.url) == before + 6
     assert running.process.pid not in processes(here)
-    assert len(processes(here)) == 2
-    made, expected = rows(trained_copy.url, running.output), rows(plain, threads.text)
-    assert made.drop("logprobs").equals(expected.drop("logprobs"))
+    made = rows(trained_copy.url, running.output)
+    assert made.drop("logprobs").equals(by_threads.drop("logprobs"))
     # Which calls share a batch is chance, and so are the last bits of the arithmetic.
-    assert np.allclose(made["logprobs"].explode(), expected["logprobs"].explode(), rtol=0, atol=1e-5)
+    assert np.allclose(made["logprobs"].explode(), by_threads["logprobs"].explode(), rtol=0, atol=1e-5)
     assert len(made) == 12 * 4
 
 
 @pytest.mark.slow
-@elsewhere
-def test_a_shard_whose_process_is_killed_is_done_by_another(trained_copy, tmp_path, here, kind):
-    words = sampling(trained_copy.url, f"execution.runner.type={kind}")
+@pytest.mark.parametrize(
+    ("kind", "number", "workers"),
+    [
+        ("ray", signal.SIGKILL, 1),  # what ends Ray's processes is a guard of ours
+        ("dask", signal.SIGINT, 1),  # which Dask's processes must not see
+        pytest.param("ray", signal.SIGINT, 2, marks=pytest.mark.full),
+        pytest.param("ray", signal.SIGKILL, 2, marks=pytest.mark.full),
+        pytest.param("dask", signal.SIGINT, 2, marks=pytest.mark.full),
+        pytest.param("dask", signal.SIGKILL, 2, marks=pytest.mark.full),
+    ],
+)
+def test_a_command_that_is_ended_leaves_no_process_and_goes_on(trained_copy, tmp_path, here, kind, number, workers):
     before = n_receipts(trained_copy.url)
+    words = sampling(trained_copy.url, f"execution.runner.type={kind}", f"execution.runner.workers={workers}")
     hold = held(trained_copy.url, here)
     with background(command(*words), tmp_path / "log", {}, here) as running:
         running.wait_until(lambda: n_receipts(trained_copy.url) > before)
-        os.kill(processes(here)[0], signal.SIGKILL)
-        hold.unlink()
-        assert running.wait(timeout_s=120) == 0, running.output
-    assert n_receipts(trained_copy.url) == before + 6
-    assert len(rows(trained_copy.url, running.output)) == 12 * 4
-
-
-@pytest.mark.slow
-@elsewhere
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
-def test_a_command_that_is_ended_leaves_no_process_and_goes_on(trained_copy, tmp_path, here, kind, number):
-    before = n_receipts(trained_copy.url)
-    words = sampling(trained_copy.url, f"execution.runner.type={kind}")
-    hold = held(trained_copy.url, here)
-    with background(command(*words), tmp_path / "log", {}, here) as running:
-        running.wait_until(lambda: n_receipts(trained_copy.url) > before)
-        running.ended_by(number, timeout_s=60)
+        running.ended_by(number)
         assert "Traceback" not in running.output
     assert n_receipts(trained_copy.url) == before + 1
     hold.unlink()
-    done = rollmill_process(*sampling(trained_copy.url), cwd=here)
+    done = rollmill(*sampling(trained_copy.url))
     assert done.code == 0, done.text
     assert n_receipts(trained_copy.url) == before + 6
 
 
-@pytest.mark.slow
-@elsewhere
-def test_what_fails_there_is_told_here_as_if_it_had_failed_here(trained_copy, tmp_path, here, kind):
-    (here / "agent.py").write_text("import rollmill\n\n@rollmill.rollout\ndef other(task, config):\n    return None\n")
-    words = sampling(trained_copy.url, f"execution.runner.type={kind}", "execution.probe_tolerance=1e-30")
-    words[words.index("agent=agent.py:solve")] = "agent=agent.py:other"
-    with background(command(*words), tmp_path / "log", {}, here) as running:
-        assert running.wait(timeout_s=120) == 1
-    assert "does not reproduce the probe" in running.output
-    assert "Traceback" not in running.output
-
-
-@pytest.mark.slow
-@elsewhere
-def test_a_shard_that_ends_every_process_is_told_and_the_others_are_kept(trained_copy, tmp_path, here, kind):
-    agent = AGENT.replace("    while", '    if task.id == "t-fatal":\n        os.kill(os.getpid(), 9)\n    while', 1)
-    fatal = open_store(trained_copy.url)
-    first = public.scan("tiny:tasks", "tasks", store=fatal).select("task_id").collect()["task_id"][0]
-    (here / "agent.py").write_text(agent.replace("t-fatal", first))
-    before = n_receipts(trained_copy.url)
-    words = sampling(trained_copy.url, f"execution.runner.type={kind}")
-    with background(command(*words), tmp_path / "log", {}, here) as running:
-        assert running.wait(timeout_s=200) == 1
-    assert "a process of the cluster has died over a shard" in running.output
-    assert "Traceback" not in running.output
-    assert n_receipts(trained_copy.url) == before + 5
-
-
-@pytest.fixture
+@pytest.fixture(scope="module")
 def given_dask() -> Iterator[str]:
+    """The address of a cluster with two processes."""
     from distributed import LocalCluster
 
-    with LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None) as cluster:
+    with LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address="127.0.0.1:0") as cluster:
         yield cluster.scheduler_address
 
 
-@pytest.mark.slow
-def test_a_given_cluster_is_used_and_left_running(trained_copy, here, given_dask):
-    from distributed import Client
+@pytest.fixture(scope="module")
+def given_ray(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The same of Ray; this process is then one of those that it accepts."""
+    folder = tmp_path_factory.mktemp("ray")
+    port, client_port = free_ports(2)
+    words = ["start", "--head", "--block", "--num-cpus=2", "--include-dashboard=false", "--disable-usage-stats"]
+    words += ["--node-ip-address=127.0.0.1", f"--port={port}", f"--ray-client-server-port={client_port}"]
+    handler = signal.getsignal(signal.SIGTERM)  # Ray sets one of its own
+    ray = str(ROLLMILL.with_name("ray"))
+    with background([ray, *words], folder / "log", {"RAY_AUTH_MODE": "disabled"}, folder) as running:
+        running.wait_until(lambda: "Ray runtime started" in running.output)
+        yield f"127.0.0.1:{port}"
+    signal.signal(signal.SIGTERM, handler)
 
-    words = sampling(trained_copy.url, "execution.runner.type=dask", f"execution.runner.address={given_dask}")
-    done = rollmill_process(*words, cwd=here)
+
+def free_ports(count: int) -> list[int]:
+    held = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    ports = [one.getsockname()[1] for one in held]
+    for one in held:
+        one.close()
+    return ports
+
+
+@pytest.fixture
+def on_given(request: pytest.FixtureRequest, kind: str) -> list[str]:
+    """Settings for that kind of cluster."""
+    address = request.getfixturevalue(f"given_{kind}")
+    return [f"execution.runner.type={kind}", f"execution.runner.address={address}"]
+
+
+@pytest.mark.slow
+@elsewhere
+def test_a_given_cluster_is_used_and_left_running(by_threads, trained_copy, here, on_given, kind):
+    (here / "together").touch()  # each of its two processes waits until the other is at work, too
+    done = rollmill(*sampling(trained_copy.url, *on_given))
     assert done.code == 0, done.text
-    with Client(given_dask) as client:
-        pids = set(client.run(os.getpid).values())
-    assert pids == set(processes(here))
+    used = processes(here)
+    assert len(used) == 2
+    assert os.getpid() not in used
+    host, port = on_given[1].rpartition("/")[2].rpartition("=")[2].split(":")
+    socket.create_connection((host, int(port)), timeout=60).close()
+    if kind == "dask":  # Ray ends those that have worked for a command, and keeps the cluster
+        assert all(map(is_running, used))
+    made = rows(trained_copy.url, done.out)
+    assert made.drop("logprobs").equals(by_threads.drop("logprobs"))
 
 
 @pytest.mark.slow
+@elsewhere
+def test_what_fails_there_is_told_here_as_if_it_had_failed_here(trained_copy, here, on_given, kind):
+    (here / "agent.py").write_text("import rollmill\n\n@rollmill.rollout\ndef other(task, config):\n    return None\n")
+    words = sampling(trained_copy.url, *on_given, "execution.shard_tasks=12", "execution.probe_tolerance=1e-30")
+    words[words.index("agent=agent.py:solve")] = "agent=agent.py:other"
+    done = rollmill(*words)
+    assert done.code == 1
+    assert "does not reproduce the probe" in done.err
+    assert "Traceback" not in done.text
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["dask"])
 def test_code_that_has_changed_is_run_as_it_is_now_by_processes_that_outlive_the_command(
-    trained_copy, here, given_dask
+    trained_copy, here, monkeypatch, on_given
 ):
-    words = sampling(trained_copy.url, "execution.runner.type=dask", f"execution.runner.address={given_dask}")
+    monkeypatch.syspath_prepend(here)
+    words = sampling(trained_copy.url, *on_given)
     words[words.index("agent=agent.py:solve")] = "agent=own_agent:solve"
     (here / "own_agent.py").write_text(
         AGENT.replace("task.instruction", "question()") + "\nfrom wording import question\n"
     )
     for wording in ("first", "second"):
+        for name in ("own_agent", "wording"):
+            monkeypatch.delitem(sys.modules, name, raising=False)  # in this process, as if it were another command's
         (here / "wording.py").write_text(f"def question():\n    return {wording!r}\n")
         (here / "own_agent.py").write_text((here / "own_agent.py").read_text() + "\n")  # so that the key is another
-        done = rollmill_process(*words, cwd=here)
+        done = rollmill(*words)
         assert done.code == 0, done.text
         (reference,) = set(re.findall(r"rollouts/[0-9a-f]{12,}", done.text))
         steps = public.scan(reference, "steps", store=open_store(trained_copy.url)).select("messages").collect()
@@ -204,19 +254,48 @@ def test_code_that_has_changed_is_run_as_it_is_now_by_processes_that_outlive_the
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    ("kind", "retries"),
+    [
+        ("ray", 0),  # as a process takes seconds to start
+        pytest.param("ray", 3, marks=pytest.mark.full),
+        pytest.param("dask", 3, marks=pytest.mark.full),
+    ],
+)
+def test_a_shard_that_ends_every_process_is_told_and_the_others_are_kept(
+    trained_copy, here, monkeypatch, on_given, kind, retries
+):
+    monkeypatch.setenv("RAY_TASK_MAX_RETRIES", str(retries))  # Ray's own setting; 3 is the default, and Dask's
+    first = (
+        public.scan("tiny:tasks", "tasks", store=open_store(trained_copy.url)).select("task_id").collect().item(0, 0)
+    )
+    fatal = f'if task.id == "{first}" and os.getpid() != {os.getpid()}:\n        os.kill(os.getpid(), 9)\n    '
+    (here / "agent.py").write_text(AGENT.replace("while Path", fatal + "while Path", 1))
+    before = n_receipts(trained_copy.url)
+    done = rollmill(*sampling(trained_copy.url, *on_given))
+    assert done.code == 1, done.text
+    assert "a process of the cluster has died over a shard" in done.err
+    assert "Traceback" not in done.text
+    assert n_receipts(trained_copy.url) == before + 5
+
+
+@pytest.mark.slow
 def test_what_is_no_dask_cluster_or_has_no_processes_is_told(trained_copy, here):
     from distributed import LocalCluster
 
-    with LocalCluster(n_workers=0, dashboard_address=None) as empty, socket.create_server(("127.0.0.1", 0)) as silent:
+    with (
+        LocalCluster(n_workers=0, dashboard_address="127.0.0.1:0") as empty,
+        socket.create_server(("127.0.0.1", 0)) as silent,
+    ):
         for address, told in (
             (empty.scheduler_address, "it has no processes that work"),
-            (f"tcp://127.0.0.1:{silent.getsockname()[1]}", "has not answered as a Dask cluster"),
+            (f"tcp://127.0.0.1:{silent.getsockname()[1]}", "has not answered as a Dask cluster within 1 s"),
         ):
-            words = sampling(trained_copy.url, "execution.runner.type=dask", f"execution.runner.address={address}")
-            done = rollmill_process(*words, cwd=here, timeout_s=90)
+            runner = f"{{type: dask, address: '{address}', connect_s: {1 if 'answered' in told else 60}}}"
+            done = rollmill(*sampling(trained_copy.url, f"execution.runner={runner}"))
             assert done.code == 1
             assert told in done.err
-            assert "Traceback" not in done.err
+            assert "Traceback" not in done.text
 
 
 def refusal(store: str | Path, *words: str) -> str:
@@ -228,7 +307,6 @@ def refusal(store: str | Path, *words: str) -> str:
 
 @elsewhere
 def test_a_package_that_is_missing_is_named(trained_copy, here, monkeypatch, kind):
-    monkeypatch.chdir(here)
     monkeypatch.setitem(sys.modules, f"prefect_{kind}", None)
     told = refusal(trained_copy.url, f"execution.runner.type={kind}")
     assert f"runner.type={kind} needs the package prefect_{kind}" in told
@@ -245,10 +323,7 @@ def test_a_package_that_is_missing_is_named(trained_copy, here, monkeypatch, kin
         ("127.0.0.1:99999", "is no address such as"),
     ],
 )
-def test_a_cluster_that_does_not_answer_is_refused_before_any_work(
-    trained_copy, here, monkeypatch, kind, address, told
-):
-    monkeypatch.chdir(here)
+def test_a_cluster_that_does_not_answer_is_refused_before_any_work(trained_copy, here, kind, address, told):
     words = [f"execution.runner.type={kind}", f"execution.runner.address={address}"]
     assert told.format(kind) in refusal(trained_copy.url, *words)
 
@@ -259,8 +334,7 @@ def test_a_store_that_only_this_process_sees_is_refused(recipe_file):
     assert "is seen by this process alone" in done.err
 
 
-def test_processes_of_one_machine_do_not_each_start_vllm(trained_copy, here, monkeypatch):
-    monkeypatch.chdir(here)
+def test_processes_of_one_machine_do_not_each_start_vllm(trained_copy, here):
     told = refusal(trained_copy.url, "engine.type=vllm", "execution.runner.type=dask")
     assert "each of the 2 processes" in told
 
@@ -286,6 +360,5 @@ def test_what_the_rollouts_lack_is_told_before_a_policy_is_made_for_them(prefect
     assert not list((tmp_path / "store").glob("artifacts/policy/*/manifest.json"))
 
 
-def test_threads_take_no_address(trained_copy, here, monkeypatch):
-    monkeypatch.chdir(here)
+def test_threads_take_no_address(trained_copy, here):
     assert "set type to ray or dask" in refusal(trained_copy.url, "execution.runner.address=tcp://127.0.0.1:9")

@@ -21,7 +21,7 @@ from tests.flows.trained import recipe
 from tests.stages.rollouts.live import SMALL
 from tests.stages.rollouts.processes import descendants, is_free, name_of
 
-pytestmark = [pytest.mark.slow, pytest.mark.vllm, pytest.mark.xdist_group("vllm")]
+pytestmark = [pytest.mark.slow, pytest.mark.vllm]
 
 
 @pytest.fixture

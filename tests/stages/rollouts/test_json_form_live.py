@@ -13,7 +13,7 @@ from tests.stages.rollouts.json_agents import Verdict
 from tests.stages.rollouts.policies import forward_logprobs
 from tests.stages.rollouts.stored import frame, request, rolled_out, stored_policy, stored_tasks
 
-pytestmark = [pytest.mark.slow, pytest.mark.vllm, pytest.mark.xdist_group("vllm")]
+pytestmark = [pytest.mark.slow, pytest.mark.vllm]
 
 AGENTS = "tests/stages/rollouts/json_agents.py"
 

@@ -10,7 +10,7 @@ from tests.stages.rollouts.policies import forward_logprobs, make_endless_policy
 from tests.stages.rollouts.stored import frame, request, rolled_out, stored_policy, stored_tasks
 from tests.stages.rollouts.test_streaming import AGENTS, check_pieces
 
-pytestmark = [pytest.mark.slow, pytest.mark.vllm, pytest.mark.xdist_group("vllm")]
+pytestmark = [pytest.mark.slow, pytest.mark.vllm]
 
 LONG = CONTEXT - 200
 """Tokens that take any machine seconds."""

@@ -42,7 +42,7 @@ from tests.stages.rollouts.policies import make_adapter, make_policy
 from tests.stages.rollouts.processes import descendants, eventually, is_free, is_running, name_of
 from tests.stages.rollouts.stored import frame, request, rolled_out, stored_policy, stored_tasks
 
-pytestmark = [pytest.mark.slow, pytest.mark.vllm, pytest.mark.xdist_group("vllm")]
+pytestmark = [pytest.mark.slow, pytest.mark.vllm]
 
 PLAIN = SamplingParams(max_tokens=20, stop_token_ids=(2,))
 
