@@ -127,6 +127,11 @@ def test_what_was_only_half_removed_goes(directory):
     assert swept(directory) == set()
 
 
+def a_pipe(folder):
+    (folder / OWNER).unlink()
+    os.mkfifo(folder / OWNER)
+
+
 @pytest.mark.parametrize(
     "change",
     [
@@ -136,7 +141,7 @@ def test_what_was_only_half_removed_goes(directory):
         lambda folder: ((folder / OWNER).rename(folder / "real"), (folder / OWNER).symlink_to("real")),
         lambda folder: os.link(folder / OWNER, folder / "second"),
         lambda folder: ((folder / OWNER).unlink(), (folder / OWNER).mkdir()),
-        lambda folder: ((folder / OWNER).unlink(), os.mkfifo(folder / OWNER)),
+        a_pipe,
     ],
     ids=["no owner", "another machine", "another name", "a link", "linked twice", "a folder", "a pipe"],
 )

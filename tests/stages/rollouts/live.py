@@ -1,7 +1,7 @@
 """One real vLLM worker for all tests that ask one, as its start is what they cost.
 
-A pytest plugin; ``tests/conftest.py`` loads it. The tests lie in files ``*_live.py``, which
-share a process (``tests/suite.py``). Files are run by name; tests that end the worker are at the end of the last, ``test_vllm_live``.
+A pytest plugin; ``tests/conftest.py`` loads it. The tests lie in files ``*_live.py``, which share a process
+(``tests/suite.py``). Files are run by name; tests that end the worker are at the end of the last, ``test_vllm_live``.
 """
 
 import asyncio
