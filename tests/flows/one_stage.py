@@ -39,7 +39,7 @@ class StageWork:
 
 
 def run_in_a_process(
-    url: str, work: StageWork, point: str | None = None, mark: str = "", timeout_s: float = 120
+    url: str, work: StageWork, point: str | None = None, mark: str = "", timeout_s: float = 300
 ) -> int:
     """Does the work in another process; returns its exit code (negative: the signal that killed it).
 
