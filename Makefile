@@ -12,7 +12,7 @@ FRAMEWORKS_VENV := .venv-frameworks
 TEST_PROCESSES ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1)
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip install --quiet
-PYTEST := $(BIN)/python -m pytest --dist loadgroup --no-loadscope-reorder
+PYTEST := $(BIN)/python -m pytest
 
 .PHONY: help install demo vllm frameworks test test-full test-quick lint types bench clean
 .DEFAULT_GOAL := help

@@ -10,7 +10,7 @@ import pytest
 
 from stages.artifacts.store import Store, open_store
 
-pytest_plugins = ["tests.suite", "tests.flows.trained"]
+pytest_plugins = ["tests.suite", "tests.flows.trained", "tests.stages.rollouts.live"]
 
 SHARED_DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
 

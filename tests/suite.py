@@ -1,18 +1,21 @@
 """The suite as a whole: which tests share a process, which begin first, and what may be left when it has ended.
 
-A pytest plugin; ``tests/conftest.py`` loads it. With ``-n N`` (pytest-xdist) the tests of a file run one after the other
-in one process, as they share what the file's fixtures start; ``pytest.mark.xdist_group`` puts several files together.
+A pytest plugin; ``tests/conftest.py`` loads it. With ``-n N`` (pytest-xdist) the tests of a file run one after the
+other in one process, as they share what the file's fixtures start; those of all files ``*_live.py`` share one process.
 """
 
 import os
 import secrets
 import shutil
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from xdist.scheduler import LoadScopeScheduling
 
 from tests.stages.rollouts.processes import is_running, name_of
 
@@ -36,23 +39,30 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ["PREFECT_HOME"] = tempfile.mkdtemp(prefix="prefect-")
 
 
-@pytest.hookimpl(tryfirst=True)
+class _ByFile(LoadScopeScheduling):
+    """Gives each process a file after the other, in the order in which they were collected."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        return _group(nodeid)
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> _ByFile:
+    config.option.loadscopereorder = False
+    return _ByFile(config, log)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Files whose tests take minutes begin first, so that no process is left alone with one of them at the end."""
-    for item in items:
-        if item.get_closest_marker("xdist_group") is None:
-            item.add_marker(pytest.mark.xdist_group(item.nodeid.partition("::")[0]))
-    groups: dict[str, int] = {}
+    n_slow: dict[str, int] = {}
     for item in items:
         is_slow = item.get_closest_marker("slow") is not None
-        groups[_group(item)] = groups.get(_group(item), 0) + is_slow
-    items.sort(key=lambda item: -groups[_group(item)])  # stable: within a file the order stays
+        n_slow[_group(item.nodeid)] = n_slow.get(_group(item.nodeid), 0) + is_slow
+    items.sort(key=lambda item: -n_slow[_group(item.nodeid)])  # stable: within a file the order stays
 
 
-def _group(item: pytest.Item) -> str:
-    marker = item.get_closest_marker("xdist_group")
-    assert marker is not None
-    return str(marker.args[0])
+def _group(nodeid: str) -> str:
+    file = nodeid.partition("::")[0]
+    return "live" if file.endswith("_live.py") else file
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
@@ -61,10 +71,9 @@ def pytest_sessionfinish(session: pytest.Session) -> Iterator[None]:
     yield
     if _is_worker(session.config):
         return
-    reporter = session.config.pluginmanager.get_plugin("terminalreporter")
     problems = [*_processes_left(), *_bytes_left(Path(tempfile.gettempdir()))]
-    for problem in problems if reporter else []:
-        reporter.write_line(f"\nafter the suite: {problem}", red=True)
+    for problem in problems:
+        print(f"\nafter the suite: {problem}", file=sys.stderr)
     if problems:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
     shutil.rmtree(tempfile.gettempdir(), ignore_errors=True)
@@ -73,7 +82,7 @@ def pytest_sessionfinish(session: pytest.Session) -> Iterator[None]:
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     skipped = terminalreporter.stats.get("skipped", [])
     if skipped:
-        terminalreporter.write_line(f"{len(skipped)} tests were skipped: the real data sets of ../shared/data are not there")
+        terminalreporter.write_line(f"{len(skipped)} tests were skipped, as the data of ../shared/data is not there")
 
 
 def _processes_left() -> list[str]:

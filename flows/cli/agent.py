@@ -1,8 +1,6 @@
 """``rollmill agent check``: an agent is tried once, without a model, and what was recorded of it is shown."""
 
 import json
-import tempfile
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -33,14 +31,14 @@ def check(
     """
     from flows.loading import with_overrides
     from stages.artifacts.store import open_store
+    from stages.artifacts.temporary import TemporaryFolder
     from stages.rollouts.agents import agent_named
 
     agent_named(agent)
     values: dict[str, Any] = {"engine": {"type": "scripted", "n_tokens": 16}, "episode_time_limit_s": 60}
     values = with_overrides({**values, "agent": agent}, settings or [])
     execution = values.pop("execution", None) or {}
-    with tempfile.TemporaryDirectory(prefix="rollmill-check-") as name:
-        folder = Path(name)
+    with TemporaryFolder("check") as folder:
         store = open_store(folder / "store")
         source = folder / "tasks.jsonl"
         source.write_text(json.dumps({"id": "check", "question": instruction}) + "\n", encoding="utf-8")

@@ -1,13 +1,13 @@
 """SHA-256 of stored files, and many storage calls at once where each has to cross a network."""
 
 import hashlib
-import tempfile
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar
 
 from stages.artifacts.storage import Storage
+from stages.artifacts.temporary import TemporaryFolder
 
 N_REMOTE_CALLS = 16
 """Calls in flight at once to a storage that is not local."""
@@ -27,8 +27,8 @@ def stored_checksum(storage: Storage, path: str) -> tuple[str, int]:
     local = storage.local_path(path)
     if local is not None:
         return file_checksum(local), local.stat().st_size
-    with tempfile.TemporaryDirectory(prefix="rollmill-") as folder:
-        copy = Path(folder) / "copy"
+    with TemporaryFolder("copy") as folder:
+        copy = folder / "copy"
         storage.download(path, copy)
         return file_checksum(copy), copy.stat().st_size
 

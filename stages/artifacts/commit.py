@@ -4,12 +4,13 @@ Manifest there: done. Else the plan is put, then each shard's files and receipt,
 object is created once; who comes second adopts what the first one put. Bytes are complete before they are put.
 """
 
+import contextlib
 import os
 import platform
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import cached_property
@@ -40,6 +41,7 @@ from stages.artifacts.parquet import file_pieces, write_parquet
 from stages.artifacts.stage import FileOutput, ShardOutput, Stage, Work
 from stages.artifacts.storage import TEMPORARY
 from stages.artifacts.store import Store, digest_of
+from stages.artifacts.temporary import TemporaryFolder
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -203,7 +205,7 @@ def run_shard(
             error.add_note(f"in shard {shard_id} of {request.name}")
             raise
         duration_s = time.perf_counter() - started
-        files = _put_tables(store, request, shard_id, output, Path(scratch))
+        files = _put_tables(store, request, shard_id, output, scratch)
         files += _put_files(store, request, shard_id, output.files)
     receipt = Receipt(
         key=request.key,
@@ -297,15 +299,22 @@ def _receipt(store: Store, request: Request, shard_id: str) -> Receipt | None:
         return None
 
 
-def _scratch(parent: Path | None = None) -> "tempfile.TemporaryDirectory[str]":
-    return tempfile.TemporaryDirectory(prefix=f"{TEMPORARY}work-", dir=parent, ignore_cleanup_errors=True)
+@contextlib.contextmanager
+def _scratch(parent: Path | None = None) -> Iterator[Path]:
+    """A folder for a shard's files; one in a store that its maker has left there is garbage of the store."""
+    if parent is None:
+        with TemporaryFolder("work") as folder:
+            yield folder
+    else:
+        with tempfile.TemporaryDirectory(prefix=f"{TEMPORARY}work-", dir=parent, ignore_cleanup_errors=True) as name:
+            yield Path(name)
 
 
-def _work(request: Request, scratch: str, progress: ShardProgress | None = None) -> Work:
+def _work(request: Request, scratch: Path, progress: ShardProgress | None = None) -> Work:
     seed = request.seed if request.stage.stochastic else None
     if progress is None:
-        return Work(request.key, seed, request.draw, Path(scratch))
-    return Work(request.key, seed, request.draw, Path(scratch), progress)
+        return Work(request.key, seed, request.draw, scratch)
+    return Work(request.key, seed, request.draw, scratch, progress)
 
 
 def _put_tables(store: Store, request: Request, shard: str, output: ShardOutput, scratch: Path) -> list[FileEntry]:

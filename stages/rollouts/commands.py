@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import json
 import os
-import tempfile
 from pathlib import Path
 from typing import Literal
 
@@ -14,6 +13,7 @@ from pydantic import Field
 
 from schemas.config import ConfigModel
 from schemas.records import Task
+from stages.artifacts.temporary import TemporaryFolder
 from stages.rollouts.sdk import Agent, AgentConfig
 from stages.rollouts.workers.process import end_guarded, guarded, how_ended
 
@@ -42,8 +42,8 @@ def command_agent(setting: CommandAgent) -> Agent:
     """An agent that runs the program once an attempt. Its answer is the artifact ``answer``."""
 
     async def run(task: Task, config: AgentConfig) -> str:
-        with tempfile.TemporaryDirectory(prefix="rollmill-agent-") as folder:
-            answer_file = Path(folder) / "answer"
+        with TemporaryFolder("agent") as folder:
+            answer_file = folder / "answer"
             said = await _output(setting, task, _environment(setting, task, config, answer_file))
             if setting.answer == "stdout":
                 return said

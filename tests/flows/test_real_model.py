@@ -61,8 +61,8 @@ def shelf(tmp_path_factory: pytest.TempPathFactory, shared_data: Path) -> Shelf:
 
 def test_a_real_model_is_evaluated_on_real_tasks(shelf: Shelf) -> None:
     done = command(
-        "eval", "gsm8k", "--policy", shelf.policy, "--limit", "16", "-n", "2", "--data-dir", str(shelf.data),
-        "--store", shelf.url, "run=eval", "rollouts.sampling.max_tokens=96", timeout_s=900,
+        "eval", "gsm8k", "--policy", shelf.policy, "--limit", "6", "-n", "2", "--data-dir", str(shelf.data),
+        "--store", shelf.url, "run=eval", "rollouts.sampling.max_tokens=48", timeout_s=900,
     )  # fmt: skip
     assert done.code == 0, done.err
 
@@ -71,9 +71,9 @@ def test_a_real_model_is_evaluated_on_real_tasks(shelf: Shelf) -> None:
     episodes = rollmill.scan("eval", "episodes", store=shelf.store).collect()
     steps = rollmill.scan("eval", "steps", store=shelf.store).collect()
     rewards = rollmill.scan("eval", "rewards", store=shelf.store).collect()
-    assert len(episodes) == len(rewards) == 32
-    assert episodes.group_by("task_id").len()["len"].to_list() == [2] * 16
-    assert rewards["status"].to_list() == ["ok"] * 32
+    assert len(episodes) == len(rewards) == 12
+    assert episodes.group_by("task_id").len()["len"].to_list() == [2] * 6
+    assert rewards["status"].to_list() == ["ok"] * 12
     words = " ".join(steps["response"].to_list()).split()
     assert sum(word in {"the", "of", "to", "is", "a", "and"} for word in words) > len(words) * 0.08, "it speaks English"
     assert "run eval" in done.out
@@ -91,7 +91,7 @@ def test_one_update_changes_the_model_and_the_next_rollouts_use_it(shelf: Shelf,
                 "iterations": 1,
                 "policy": {"ref": shelf.policy},
                 "tasks": {"benchmark": "gsm8k", "split": "train", "limit": 64},
-                "rollouts": {"n": 4, "batch": {"size": 8}, "sampling": {"max_tokens": 64}},
+                "rollouts": {"n": 4, "batch": {"size": 4}, "sampling": {"max_tokens": 32}},
                 "rewards": {"grader": f"{grader}:right_and_brief"},
                 "update": {"optimizer": {"lr": 1e-5}},
                 "execution": {
@@ -110,9 +110,9 @@ def test_one_update_changes_the_model_and_the_next_rollouts_use_it(shelf: Shelf,
     (record,) = store.iterations("update")
     before, after = (store.manifest(record.artifacts[name]) for name in ("policy_in", "policy"))
     kept = rollmill.scan("update", "advantages", store=store).filter("kept").collect()
-    assert len(kept) >= 16, "most groups have rewards that differ"
+    assert len(kept) >= 8, "most groups have rewards that differ"
     metrics = dict(rollmill.scan(after, "metrics", store=store).select("name", "value").collect().iter_rows())
-    assert metrics["tokens"] > 500
+    assert metrics["tokens"] > 200
     assert metrics["sampler_trainer_logprob_diff_max"] < 1e-3, "the trainer sees what the engine sampled"
     old, new = (_probe(store, manifest.ref) for manifest in (before, after))
     assert float(np.abs(old - new).max()) > 1e-3, "the update has moved the probe"

@@ -12,7 +12,6 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable
@@ -22,6 +21,7 @@ from typing import Any
 
 from schemas import errors
 from schemas.errors import ConfigError, RollmillError, StageFailed
+from stages.artifacts.temporary import TemporaryFolder
 from stages.policy.settings import TrainerExecution
 from stages.policy.trainer.wire import COLLECTIVES_VARIABLE, PARENT_VARIABLE, SOCKET_VARIABLE, Wire
 
@@ -56,14 +56,14 @@ class Trainer:
         """What the last caller noted about the policy that it has in memory; None: it may have none."""
         self._lock = threading.Lock()
         self._wires: dict[int, Wire] = {}
-        self._folder = Path(tempfile.mkdtemp(prefix="rollmill-trainer-"))
+        self._folder = TemporaryFolder("trainer")
         self._listener = socket.socket(socket.AF_UNIX)
-        self._listener.bind(str(self._folder / "socket"))
+        self._listener.bind(str(self._folder.path / "socket"))
         self._listener.listen(launch.processes)
-        with open(self._folder / "log", "wb") as log:
+        with open(self._folder.path / "log", "wb") as log:
             self._process = subprocess.Popen(
                 _command(launch),
-                env=_environment(launch, self._folder / "socket"),
+                env=_environment(launch, self._folder.path / "socket"),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
@@ -106,7 +106,7 @@ class Trainer:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
-        shutil.rmtree(self._folder, ignore_errors=True)
+        self._folder.remove()
 
     def _connect(self) -> None:
         """Waits until every process has reported."""
@@ -152,7 +152,7 @@ class Trainer:
         return StageFailed(f"the trainer's process ended by itself (exit code {code})", hint=tail)
 
     def _log_tail(self, lines: int = 30) -> str:
-        text = (self._folder / "log").read_text(errors="replace")
+        text = (self._folder.path / "log").read_text(errors="replace")
         return "the end of its log:\n  " + "\n  ".join(text.splitlines()[-lines:])
 
 

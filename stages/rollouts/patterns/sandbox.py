@@ -9,7 +9,6 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +16,7 @@ from pathlib import Path
 from pydantic import Field
 
 from schemas.config import ConfigModel
+from stages.artifacts.temporary import TemporaryFolder
 
 _CHILD = Path(__file__).with_name("sandbox_child.py")
 _GRACE_S = 10.0
@@ -47,8 +47,8 @@ class Ran:
 
 def run_python(code: str, limits: SandboxLimits) -> Ran:
     """Runs ``code`` as a program. Blocks until it has ended or its time is up."""
-    with tempfile.TemporaryDirectory(prefix="rollmill-sandbox-") as scratch:
-        folder, printed = Path(scratch, "work"), Path(scratch, "output")
+    with TemporaryFolder("sandbox") as scratch:
+        folder, printed = scratch / "work", scratch / "output"
         folder.mkdir()
         with open(printed, "wb") as output:
             child = subprocess.Popen(

@@ -9,10 +9,18 @@ import pytest
 
 from stages.policy.sequences import Sequences
 from stages.policy.tiny import InitConfig, write_tiny_policy
+from stages.policy.trainer import client
 from stages.policy.trainer.job import Job
 
 TINY = InitConfig(hidden_size=64, n_layers=2, n_kv_heads=1, intermediate_size=96, max_length=128)
 VOCABULARY = 262
+
+
+@pytest.fixture(scope="package", autouse=True)
+def _trainer_ends() -> Iterator[None]:
+    """The trainer stays warm from one file to the next."""
+    yield
+    client.stop()
 
 
 @pytest.fixture(scope="session")

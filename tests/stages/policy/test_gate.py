@@ -7,29 +7,18 @@ import pytest
 
 from schemas.artifacts import Manifest
 from schemas.errors import ConfigError, RollmillError, StageFailed
-from stages.artifacts.store import Store, open_store
+from stages.artifacts.store import Store
 from stages.policy.settings import GateConfig
-from tests.builders import given
-from tests.stages.policy.stored import EXECUTION, advantages_of, metrics_of, rollouts_of, tiny_policy, updated
+from tests.stages.policy.stored import advantages_of, metrics_of, rollouts_of, updated
+from tests.stages.policy.ways import SHIFT, Made, shifted_in
 
-SHIFT = {"t000": 0.0, "t001": 0.02, "t002": -0.2}
-"""Added to the stored logprobs of each task's attempts."""
 TOLERANCE = 0.01
 
 
 @pytest.fixture(scope="module")
-def shifted(tmp_path_factory: pytest.TempPathFactory) -> tuple[Store, Manifest, Manifest, Manifest]:
+def shifted(tmp_path_factory: pytest.TempPathFactory) -> Made:
     """A store with a policy, rollouts whose logprobs are off by ``SHIFT``, and their advantages."""
-    store = open_store(tmp_path_factory.mktemp("gate") / "store")
-    policy = tiny_policy(store)
-    exact = rollouts_of(store, policy)
-    read = store.inputs({"r": [exact]})
-    episodes = read.scan("r", "episodes").collect().to_dicts()
-    steps = read.scan("r", "steps").collect().to_dicts()
-    for step in steps:
-        step["logprobs"] = [value + SHIFT[step["episode_id"][:4]] for value in step["logprobs"]]
-    rollouts = given(store, "rollouts", {"episodes": episodes, "steps": steps}, inputs={"policy": [policy]})
-    return store, policy, rollouts, advantages_of(store, rollouts)
+    return shifted_in(tmp_path_factory.mktemp("gate") / "store")
 
 
 def differences(store: Store, rollouts: Manifest) -> np.ndarray:
@@ -84,13 +73,6 @@ def test_a_limit_that_is_passed_refuses_the_update(shifted: Any, gate: Any, told
     begun = set(store.storage.names("artifacts/policy")) - set(before)
     assert all(store.find("policy", key) is None for key in begun)
     assert metrics_of(store, updated(*shifted, gate={"max_difference": 0.3}, minibatches=minibatches))["tokens"] > 0
-
-
-@pytest.mark.slow
-def test_the_gate_sees_the_tokens_of_all_processes(shifted: Any) -> None:
-    two = EXECUTION.model_copy(update={"processes": 2, "max_tokens_per_micro_batch": 30})
-    with pytest.raises(StageFailed, match=r"logprob_diff_max is 0\.2"):
-        updated(*shifted, execution=two, gate={"max_difference": 0.1}, minibatches=3)
 
 
 def test_a_gate_on_another_policy_s_rollouts_is_refused(shifted: Any) -> None:

@@ -5,19 +5,17 @@ import signal
 import subprocess
 import sys
 import textwrap
-import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from schemas.artifacts import Manifest
 from schemas.errors import ConfigError, InputError, StageFailed
-from stages.artifacts.store import Store, open_store
+from stages.artifacts.store import Store
 from stages.policy.checkpoint import content_of
 from stages.policy.settings import TrainerExecution
 from stages.policy.stage import prestart
 from stages.policy.trainer import client
-from stages.policy.trainer.wire import is_alive
 from tests.builders import given
 from tests.stages.policy.stored import (
     EXECUTION,
@@ -28,31 +26,27 @@ from tests.stages.policy.stored import (
     tiny_policy,
     updated,
 )
+from tests.stages.rollouts.processes import descendants, eventually, is_running
 
 ROOT = Path(__file__).resolve().parents[3]
 
 
-def chain(store: Store, *, cold: bool) -> list[Manifest]:
-    """Two updates one after the other."""
+def test_a_warm_trainer_and_a_cold_one_make_the_same_bytes(store: Store) -> None:
+    optimizer = {"lr": 1e-3, "weight_decay": 0.1}
     policy = tiny_policy(store)
     rollouts = rollouts_of(store, policy)
     advantages = advantages_of(store, rollouts)
-    made = [policy]
-    for _ in range(2):
-        if cold:
-            client.stop()
-        made.append(updated(store, made[-1], rollouts, advantages, optimizer={"lr": 1e-3, "weight_decay": 0.1}))
-    return made
-
-
-def test_a_warm_trainer_and_a_cold_one_make_the_same_bytes(tmp_path: Path) -> None:
-    warm = chain(open_store(tmp_path / "warm"), cold=False)
+    client.stop()
+    first = updated(store, policy, rollouts, advantages, optimizer=optimizer)
+    warm = updated(store, first, rollouts, advantages, optimizer=optimizer)
     assert client._current is not None
     assert client._current[1].holds is not None
-    assert client._current[1].holds[0] == content_of(warm[-1])
-    cold = chain(open_store(tmp_path / "cold"), cold=True)
-    assert [contents_of(policy) for policy in warm] == [contents_of(policy) for policy in cold]
-    assert len({content_of(policy) for policy in warm}) == 3
+    assert client._current[1].holds[0] == content_of(warm)
+    client.stop()
+    cold = updated(store, first, rollouts, advantages, optimizer=optimizer, logprob_tolerance=0.5)
+    assert cold.key != warm.key
+    assert contents_of(cold) == contents_of(warm)
+    assert len({content_of(made) for made in (policy, first, warm)}) == 3
 
 
 def test_a_trainer_that_holds_another_policy_loads_the_one_that_is_asked_for(store: Store) -> None:
@@ -73,7 +67,6 @@ def test_the_optimizer_goes_on_where_it_was_unless_it_is_reset(store: Store) -> 
     advantages = advantages_of(store, rollouts)
     first = updated(store, policy, rollouts, advantages)
     for reset, steps in ((False, 2), (True, 1)):
-        client.stop() if reset else None
         second = updated(store, first, rollouts, advantages, optimizer={"lr": 1e-3, "reset": reset})
         state = load_file(store.folder(second, "optimizer") / "optimizer.safetensors")
         assert state["step"] == steps
@@ -119,12 +112,12 @@ def test_a_loss_that_is_not_finite_stores_nothing_and_loses_nothing(store: Store
     policy = tiny_policy(store)
     rollouts = rollouts_of(store, policy)
     advantages = advantages_of(store, rollouts)
+    before = updated(store, policy, rollouts, advantages)
     wild = rollouts_of(store, policy, logprobs=[float("-inf")], response_ids=[9])
     with pytest.raises(StageFailed, match=r"gradient's norm is|the loss is"):
         updated(store, policy, wild, advantages_of(store, wild), loss={"eps_high": 1e30})
-    after = updated(store, policy, rollouts, advantages)
-    client.stop()
-    assert contents_of(after) == contents_of(updated(store, policy, rollouts, advantages, logprob_tolerance=0.5))
+    after = updated(store, policy, rollouts, advantages, logprob_tolerance=0.5)
+    assert contents_of(after) == contents_of(before)
 
 
 def test_a_trainer_that_was_killed_is_told_with_its_log_and_replaced(store: Store) -> None:
@@ -139,7 +132,7 @@ def test_a_trainer_that_was_killed_is_told_with_its_log_and_replaced(store: Stor
     with pytest.raises(StageFailed, match="ended by itself"):
         trainer.run({}, lambda done, total: None)
     updated(store, policy, rollouts, advantages, logprob_tolerance=0.5)
-    assert not trainer._folder.exists()
+    assert not trainer._folder.path.exists()
 
 
 PIPELINE = textwrap.dedent("""
@@ -156,7 +149,7 @@ PIPELINE = textwrap.dedent("""
 
     execution = TrainerExecution(threads=1, device="cpu", processes=int(sys.argv[3]))
     prestart(execution)
-    print(client._current[1]._process.pid, flush=True)
+    print(client._current[1]._process.pid, client._current[1]._folder.path, flush=True)
     store = open_store(sys.argv[1])
     inputs = {"policy": [tiny_policy(store)], "tasks": [stored_tasks(store)]}
     request = Request(STAGE, WarmstartConfig(steps=int(sys.argv[2]), tokens_per_step=64), execution, inputs, 0)
@@ -166,85 +159,103 @@ PIPELINE = textwrap.dedent("""
 """)
 
 
-def pipeline(
-    store: Path, steps: int, processes: int = 1, rest_s: float = 0, **environment: str
-) -> "subprocess.Popen[str]":
-    """Another pipeline, which warm-starts a policy and prints its trainer's process id, its progress, and ``done``.
+NEXT = textwrap.dedent("""
+    from stages.policy.settings import TrainerExecution
+    from stages.policy.trainer import client
 
-    Args:
-        rest_s: how long it goes on afterwards.
-    """
-    return subprocess.Popen(
-        [sys.executable, "-c", PIPELINE, str(store), str(steps), str(processes), str(rest_s)],
-        cwd=ROOT,
-        env={**os.environ, **environment},
-        stdout=subprocess.PIPE,
-        text=True,
-    )
+    print(client.trainer_for(TrainerExecution(threads=1, device="cpu"))._folder.path, flush=True)
+""")
 
 
-def lines_until(process: "subprocess.Popen[str]", beginning: str) -> list[str]:
-    assert process.stdout is not None
-    lines = []
-    for line in process.stdout:
-        lines.append(line.strip())
-        if line.startswith(beginning):
-            return lines
-    raise AssertionError(f"ended without {beginning!r}: {lines}")
+class Pipeline:
+    """Another pipeline, which warm-starts a policy and prints its trainer, its progress, and ``done``."""
+
+    def __init__(self, store: Path, steps: int, processes: int = 1, rest_s: float = 0, **environment: str):
+        """``rest_s``: how long it goes on afterwards."""
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", PIPELINE, str(store), str(steps), str(processes), str(rest_s)],
+            cwd=ROOT,
+            env={**os.environ, **environment},
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        pid, folder = self.until("").split(maxsplit=1)
+        self.trainer, self.folder = int(pid), Path(folder)
+
+    def until(self, beginning: str) -> str:
+        """The first line from here on that begins so."""
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            if line.startswith(beginning):
+                return line.strip()
+        raise AssertionError(f"ended without {beginning!r}")
+
+    def kill(self, how: signal.Signals = signal.SIGKILL) -> None:
+        self.process.send_signal(how)
+        self.process.communicate(timeout=60)
 
 
-def gone(pid: int, within_s: float) -> bool:
-    deadline = time.monotonic() + within_s
-    while is_alive(pid) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    return not is_alive(pid)
+def all_end(*process_ids: int) -> bool:
+    return eventually(lambda: not any(map(is_running, process_ids)), within_s=90)
 
 
-@pytest.mark.parametrize(("steps", "at"), [(20_000, "step"), (1, "done")], ids=["busy", "idle"])
-def test_the_trainer_ends_with_a_pipeline_that_is_killed(tmp_path: Path, steps: int, at: str) -> None:
-    process = pipeline(tmp_path / "store", steps, rest_s=600)
-    trainer = int(lines_until(process, at)[0])
-    assert is_alive(trainer)
-    process.kill()
-    process.wait()
-    assert gone(trainer, within_s=5)
+@pytest.fixture(scope="module")
+def idle(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Pipeline, Path]]:
+    """A pipeline whose trainer has done its work, where no compiler can be found; and where it would be compiled."""
+    folder = tmp_path_factory.mktemp("idle")
+    tools = folder / "bin"
+    tools.mkdir()
+    (tools / "python").symlink_to(sys.executable)
+    built = folder / "built"
+    pipeline = Pipeline(folder / "store", 2, rest_s=600, PATH=str(tools), TORCH_EXTENSIONS_DIR=str(built))
+    pipeline.until("done")
+    yield pipeline, built
+    pipeline.kill()
+
+
+def test_one_process_needs_no_compiler_and_compiles_nothing(idle: tuple[Pipeline, Path]) -> None:
+    _, built = idle
+    assert not built.exists()
+
+
+def test_an_idle_trainer_ends_with_a_killed_pipeline_and_its_folder_goes_with_the_next_one(
+    idle: tuple[Pipeline, Path],
+) -> None:
+    pipeline, _ = idle
+    living = client.trainer_for(EXECUTION)
+    assert is_running(pipeline.trainer)
+    pipeline.kill()
+    assert all_end(pipeline.trainer)
+    assert (pipeline.folder / "log").exists()
+    ended = subprocess.run([sys.executable, "-c", NEXT], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert not pipeline.folder.exists()
+    assert not Path(ended.stdout.strip()).exists(), "that of the next one, which has ended in order"
+    assert (living._folder.path / "log").exists()
+
+
+def test_a_busy_trainer_ends_with_a_pipeline_that_is_killed(tmp_path: Path) -> None:
+    pipeline = Pipeline(tmp_path / "store", steps=20_000)
+    pipeline.until("step")
+    assert is_running(pipeline.trainer)
+    pipeline.kill()
+    assert all_end(pipeline.trainer)
 
 
 def test_the_trainer_ends_with_a_pipeline_that_is_interrupted_before_it_was_used(tmp_path: Path) -> None:
-    process = pipeline(tmp_path / "store", steps=1)
-    assert process.stdout is not None
-    trainer = int(process.stdout.readline())
-    process.send_signal(signal.SIGINT)
-    process.wait()
-    assert gone(trainer, within_s=10)
+    pipeline = Pipeline(tmp_path / "store", steps=1)
+    pipeline.kill(signal.SIGINT)
+    assert all_end(pipeline.trainer)
+    assert not pipeline.folder.exists()
 
 
 @pytest.mark.slow
 def test_several_processes_end_with_a_pipeline_that_is_killed(tmp_path: Path) -> None:
-    process = pipeline(tmp_path / "store", steps=1, processes=2, rest_s=600)
-    launcher = int(lines_until(process, "done")[0])
-    processes = [launcher, *descendants(launcher)]
+    pipeline = Pipeline(tmp_path / "store", steps=1, processes=2, rest_s=600)
+    pipeline.until("done")
+    processes = [pipeline.trainer, *descendants(pipeline.trainer)]
     assert len(processes) == 4  # DeepSpeed's launcher, the one that it starts, and two ranks
-    process.kill()
-    process.wait()
-    assert all(gone(pid, within_s=15) for pid in processes)
-
-
-def descendants(pid: int) -> list[int]:
-    """Process ids of children and theirs."""
-    children = subprocess.run(["pgrep", "-P", str(pid)], capture_output=True, text=True).stdout.split()
-    return [found for child in map(int, children) for found in (child, *descendants(child))]
-
-
-def test_one_process_needs_no_compiler_and_compiles_nothing(tmp_path: Path) -> None:
-    tools = tmp_path / "bin"
-    tools.mkdir()
-    (tools / "python").symlink_to(sys.executable)
-    built = tmp_path / "built"
-    process = pipeline(tmp_path / "store", steps=2, PATH=str(tools), TORCH_EXTENSIONS_DIR=str(built))
-    assert lines_until(process, "done")[-1] == "done"
-    assert process.wait() == 0
-    assert not built.exists()
+    pipeline.kill()
+    assert all_end(*processes)
 
 
 def test_what_several_processes_lack_for_their_compiled_operation_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -254,8 +265,10 @@ def test_what_several_processes_lack_for_their_compiled_operation_is_named(monke
         prestart(TrainerExecution(processes=2, cpu_collectives="shm"))
 
 
-def test_starting_early_returns_at_once() -> None:
+def test_starting_early_waits_for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     client.stop()
-    began = time.perf_counter()
+    monkeypatch.setattr(client, "_command", lambda launch: ["sleep", "600"])  # a trainer that never reports
     prestart(EXECUTION)
-    assert time.perf_counter() - began < 0.5
+    assert client._current is not None
+    assert client._current[1].is_running
+    client.stop()

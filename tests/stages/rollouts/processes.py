@@ -39,7 +39,7 @@ def _children(process_id: int) -> list[int]:
     return found
 
 
-def eventually(what: Callable[[], bool], within_s: float = 10) -> bool:
+def eventually(what: Callable[[], bool], within_s: float = 60) -> bool:
     """Whether it becomes true in time."""
     deadline = time.monotonic() + within_s
     while not what():

@@ -27,10 +27,19 @@ def uniform_policy(folder: Path, number: int = 0, shift: float = 0.0) -> PolicyF
     return PolicyFiles(f"{number:064x}", folder, probe)
 
 
+def shift_of(folder: Path) -> float:
+    """What the weights in a folder add to all logprobs."""
+    return float((folder / "shift").read_text())
+
+
 class StandIn:
     """Serves from a thread until ``close``. Attributes may be changed while it runs."""
 
-    def __init__(self, vocabulary: int = VOCABULARY, context: int = CONTEXT) -> None:
+    def __init__(
+        self, vocabulary: int = VOCABULARY, context: int = CONTEXT, *, name: str = "base", port: int = 0
+    ) -> None:
+        self.name = name
+        """Of the model that it serves."""
         self.vocabulary = vocabulary
         self.fault: str | None = None
         """How completions go wrong."""
@@ -65,10 +74,12 @@ class StandIn:
         self.broken_off = 0
         """Calls that the client gave up."""
         self.progress = 0
+        self.looks = 0
+        """How often it was asked for its metrics."""
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._thread.start()
-        self._in_loop(self._start(0))
+        self._in_loop(self._start(port))
 
     @property
     def url(self) -> str:
@@ -87,7 +98,7 @@ class StandIn:
         self._loop.close()
 
     def _in_loop(self, work: Any) -> None:
-        asyncio.run_coroutine_threadsafe(work, self._loop).result(10)
+        asyncio.run_coroutine_threadsafe(work, self._loop).result(60)
 
     async def _start(self, port: int) -> None:
         app = web.Application()
@@ -124,6 +135,7 @@ class StandIn:
     async def _metrics(self, request: web.Request) -> web.Response:
         await self._deaf()
         waiting = max(0, self.running - 4)
+        self.looks += 1
         lines = [
             "# HELP vllm:num_requests_running Number of requests.",
             f'vllm:num_requests_running{{engine="0",model_name="m"}} {float(self.running - waiting)}',
@@ -135,8 +147,8 @@ class StandIn:
 
     async def _models(self, request: web.Request) -> web.Response:
         models: list[dict[str, Any]] = [
-            {"id": "base", "parent": None, "max_model_len": self.context},
-            *[{"id": name, "parent": "base", "max_model_len": self.context} for name in self.adapters],
+            {"id": self.name, "parent": None, "max_model_len": self.context},
+            *[{"id": name, "parent": self.name, "max_model_len": self.context} for name in self.adapters],
         ]
         return web.json_response({"data": models if self.listed is ... else self.listed})
 
@@ -150,7 +162,8 @@ class StandIn:
             return web.json_response({"detail": "Not Found"}, status=404)
         self.events.append(body["method"])
         if self.reloads:
-            self.shift = float((Path(body["kwargs"]["weights_path"]) / "shift").read_text())
+            (folder,) = body["kwargs"].values()
+            self.shift = shift_of(Path(folder))
         return web.json_response({"results": [None]})
 
     async def _load_adapter(self, request: web.Request) -> web.Response:
@@ -158,7 +171,7 @@ class StandIn:
         if not self.takes_adapters:
             return web.json_response({"detail": "Not Found"}, status=404)
         self.events.append(f"load {body['lora_name']}")
-        self.adapters[body["lora_name"]] = float((Path(body["lora_path"]) / "shift").read_text())
+        self.adapters[body["lora_name"]] = shift_of(Path(body["lora_path"]))
         return web.Response(text="Success")
 
     async def _generate(self, request: web.Request) -> web.Response:
@@ -175,7 +188,7 @@ class StandIn:
         return await self._answer(await request.json())
 
     async def _answer(self, body: dict[str, Any]) -> web.Response:
-        added = 0.0 if body["model"] == "base" else self.adapters[body["model"]]
+        added = 0.0 if body["model"] == self.name else self.adapters[body["model"]]
         logprob = float(-np.log(self.vocabulary)) + self.shift + added
         if "prompt_logprobs" in body:
             told: list[Any] = [None, *[{str(token): {"logprob": logprob, "rank": 1}} for token in body["prompt"][1:]]]

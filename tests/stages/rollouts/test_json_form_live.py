@@ -16,31 +16,27 @@ from tests.stages.rollouts.stored import frame, request, rolled_out, stored_poli
 pytestmark = [pytest.mark.slow, pytest.mark.vllm]
 
 AGENTS = "tests/stages/rollouts/json_agents.py"
-# A policy that has learned nothing would write spaces where they are allowed, and come to no end.
-COMPACT = {"structured_outputs_config": {"backend": "xgrammar", "disable_any_whitespace": True}}
-EXECUTION = {"vllm": {"workers": 1, "env": {"VLLM_CPU_KVCACHE_SPACE": "1"}, "args": {"max_num_seqs": 16}}}
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory, policy):
+def made(tmp_path_factory, attached, live_policy):
     """Runs an agent at two tasks: its episodes, steps and failed calls."""
     store = open_store(tmp_path_factory.mktemp("store"))
-    tasks, stored = stored_tasks(store, 2), stored_policy(store, policy)
+    tasks, stored = stored_tasks(store, 2), stored_policy(store, live_policy)
 
     def run(agent):
-        engine = {"type": "vllm", "args": COMPACT}
-        config = {"agent": f"{AGENTS}:{agent}", "engine": engine, "sampling": {"max_tokens": 120}}
-        manifest = rolled_out(store, request(tasks, stored, config, EXECUTION)).manifest
+        config = {"agent": f"{AGENTS}:{agent}", "engine": {"type": "vllm"}, "sampling": {"max_tokens": 120}}
+        manifest = rolled_out(store, request(tasks, stored, config, attached(live_policy))).manifest
         return [frame(store, manifest, table) for table in ("episodes", "steps", "call_errors")]
 
     yield run
     close_engines()
 
 
-def test_each_api_gives_an_answer_of_the_form_and_what_was_sampled_is_recorded(made, policy):
+def test_each_api_gives_an_answer_of_the_form_and_what_was_sampled_is_recorded(made, live_policy):
     episodes, steps, _ = made("in_a_form")
     assert set(episodes["status"]) == {"completed"}, episodes["error"].to_list()
-    template = chat_template_in(policy.folder)
+    template = chat_template_in(live_policy.folder)
     for episode in episodes.iter_rows(named=True):
         own = steps.filter(episode_id=episode["episode_id"]).sort("step_index")
         assert [Verdict.model_validate_json(text).model_dump() for text in own["response"]] == json.loads(
@@ -48,7 +44,7 @@ def test_each_api_gives_an_answer_of_the_form_and_what_was_sampled_is_recorded(m
         )["told"]
         for row, (prompt, sampled) in zip(own.iter_rows(named=True), whole_sequences(own), strict=True):
             assert template.decode(np.array(sampled)) == row["response"]
-            models_own = forward_logprobs(policy.folder, np.array([*prompt, *sampled], np.int32))[-len(sampled) :]
+            models_own = forward_logprobs(live_policy.folder, np.array([*prompt, *sampled], np.int32))[-len(sampled) :]
             given = np.array(row["logprobs"])
             # What the schema has left shares the whole mass, so the modes must not be taken for each other.
             assert row["logprob_mode"] == "constrained"

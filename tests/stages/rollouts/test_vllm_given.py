@@ -2,8 +2,8 @@
 whose server fails."""
 
 import asyncio
-import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import replace
 
 import numpy as np
@@ -16,9 +16,7 @@ from stages.rollouts.workers.settings import VllmConfig, VllmExecution
 from tests.stages.rollouts.processes import eventually
 from tests.stages.rollouts.stand_in import CONTEXT, LOGPROB, StandIn, answer_ids, uniform_policy
 
-QUICK = {
-    "health_interval_s": 0.1, "hang_timeout_s": 0.5, "stall_timeout_s": 0.5, "backoff_s": 0.1, "gone_timeout_s": 1.5,
-}  # fmt: skip
+QUICK = {"health_interval_s": 0.1, "backoff_s": 0.1}
 PLAIN = SamplingParams(max_tokens=6)
 
 
@@ -65,6 +63,16 @@ def ask(engine, requests):
         return await asyncio.gather(*map(engine.generate, requests))
 
     return asyncio.run(run())
+
+
+async def reached(what):
+    """Waits until it is true."""
+    assert await asyncio.to_thread(eventually, what)
+
+
+def within_a_minute(work):
+    """What it returns."""
+    return asyncio.run(asyncio.wait_for(work, 60))
 
 
 def assert_answered(generations, requests, policy):
@@ -222,29 +230,28 @@ def test_where_every_server_spoils_its_answers_the_call_fails_and_says_how(serve
 def test_a_server_that_stops_answering_loses_its_calls_to_another(servers, attach, policy, fault):
     good, bad = servers(2)
     bad.seconds = good.seconds = 0.2
-    engine = attach([bad, good])
+    # The good one, too, may seem to hang where the machine is busy: it comes back.
+    engine = attach([bad, good], hang_timeout_s=1, stall_timeout_s=1, max_failures=99)
     with engine.serving(policy):
         requests = [call for n in range(4) for call in calls(4, prompt=(5, n))]
 
         async def run():
             asked = [asyncio.create_task(engine.generate(request)) for request in requests]
-            await asyncio.sleep(0.1)
+            await reached(lambda: bad.running > 0)
             bad.fault = fault
             return await asyncio.gather(*asked)
 
-        began = time.monotonic()
-        found = asyncio.run(run())
+        found = within_a_minute(run())
     assert bad.asked
     assert_answered(found, requests, policy)
     assert {generation.worker for generation in found} == {f"vllm:127.0.0.1:{good.port}"}
-    assert time.monotonic() - began < 5
     assert eventually(lambda: bad.running == 0)  # its calls were taken back
 
 
 def test_a_slow_server_that_advances_is_left_in_peace(servers, attach, policy):
     (server,) = servers()
-    server.seconds = 0.35
-    engine = attach([server], max_in_flight=1)
+    server.seconds = 0.6
+    engine = attach([server], max_in_flight=1, stall_timeout_s=2.5)
     with engine.serving(policy):
         assert_answered(ask(engine, calls(5)), calls(5), policy)
     assert len(server.asked) == 5
@@ -259,9 +266,8 @@ def test_a_server_that_comes_back_serves_again_once_it_has_proved_its_weights(se
         assert eventually(lambda: engine.workers[1].policy is None)
         other.shift = 0.5  # it comes back with other weights
         other.listen_again()
-        time.sleep(1)
+        assert eventually(lambda: "off by up to 0.5" in str(engine.workers[1].trouble))
         assert [worker.policy is not None for worker in engine.workers] == [True, False]
-        assert "off by up to 0.5" in str(engine.workers[1].trouble)
         other.shift = 0.0
         assert eventually(lambda: all(worker.policy is not None for worker in engine.workers))
         good.stop_listening()
@@ -273,20 +279,18 @@ def test_with_all_workers_gone_calls_fail_in_time_and_say_why(servers, attach, p
     monkeypatch.setattr("stages.rollouts.engines.vllm._FAULT_HOLDS_S", 0.5)
     both = servers(2)
     for server in both:
-        server.seconds = 30
-    engine = attach(both, max_failures=max_failures)
+        server.seconds = 3600
+    engine = attach(both, max_failures=max_failures, gone_timeout_s=1.5)
 
     async def run():
         asked = [asyncio.create_task(engine.generate(call)) for call in calls(6)]
-        await asyncio.sleep(0.2)
+        await reached(lambda: sum(server.running for server in both) == 6)
         for server in both:
             server.stop_listening()
         return await asyncio.gather(*asked, return_exceptions=True)
 
     with engine.serving(policy):
-        began = time.monotonic()
-        found = asyncio.run(run())
-        assert time.monotonic() - began < 6
+        found = within_a_minute(run())
     assert {type(fault) for fault in found} == {EngineFault}
     told = str(found[0])
     assert ("all workers are gone" if max_failures == 2 else "no worker has served for 1.5 s") in told
@@ -296,9 +300,14 @@ def test_with_all_workers_gone_calls_fail_in_time_and_say_why(servers, attach, p
     for server in both:
         server.seconds = 0
         server.listen_again()
-    time.sleep(0.6)
-    with engine.serving(policy):
-        assert_answered(ask(engine, calls(4)), calls(4), policy)
+
+    def serves():
+        with suppress(StageFailed), engine.serving(policy):
+            assert_answered(ask(engine, calls(4)), calls(4), policy)
+            return True
+        return False
+
+    assert eventually(serves)
 
 
 def test_a_refusal_is_not_asked_again(servers, attach, policy):
@@ -314,25 +323,24 @@ def test_a_refusal_is_not_asked_again(servers, attach, policy):
 
 def test_a_cancelled_call_is_taken_back_from_the_server(servers, attach, policy):
     (server,) = servers()
-    server.seconds = 30
+    server.seconds = 3600
     engine = attach([server])
 
     async def run():
         asked = asyncio.create_task(engine.generate(calls(1)[0]))
-        await asyncio.sleep(0.2)
+        await reached(lambda: server.running == 1)
         asked.cancel()
         await asyncio.gather(asked, return_exceptions=True)
 
     with engine.serving(policy):
         asyncio.run(run())
-        assert eventually(lambda: server.broken_off == 1)
-        assert server.running == 0
+        assert eventually(lambda: (server.broken_off, server.running) == (1, 0))
 
 
 def test_concurrency_shrinks_to_what_the_server_can_take(servers, attach, policy):
     (server,) = servers()
     server.seconds = 2.0  # it runs 4 at a time, and lets the rest wait
-    engine = attach([server], stall_timeout_s=30)
+    engine = attach([server])
 
     async def run():
         asked = [asyncio.create_task(engine.generate(call)) for call in calls(400)]
@@ -343,7 +351,7 @@ def test_concurrency_shrinks_to_what_the_server_can_take(servers, attach, policy
         await asyncio.gather(*asked, return_exceptions=True)
 
     with engine.serving(policy):
-        asyncio.run(asyncio.wait_for(run(), 10))
+        within_a_minute(run())
     assert server.most_running > 20
 
 
@@ -352,7 +360,8 @@ def test_a_server_that_was_started_anew_must_prove_its_weights_again(servers, at
     engine = attach([server], max_failures=99)
     with engine.serving(policy):
         ask(engine, calls(8))
-        time.sleep(0.5)
+        seen = server.looks
+        assert eventually(lambda: server.looks > seen + 1)
         server.progress, server.shift = 0, 0.5  # so quickly that nobody missed it
         assert eventually(lambda: "off by up to 0.5" in str(engine.workers[0].trouble))
         server.shift = 0.0

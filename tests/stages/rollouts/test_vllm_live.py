@@ -5,11 +5,9 @@ import asyncio
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import textwrap
-import time
 from dataclasses import replace
 
 import numpy as np
@@ -26,75 +24,38 @@ from stages.rollouts.engines import close_engines
 from stages.rollouts.engines.base import EngineFault, GenerationRequest, SamplingParams
 from stages.rollouts.engines.stopping import n_until_stop
 from stages.rollouts.engines.vllm import VllmEngine
-from stages.rollouts.workers.command import slots, vllm_python
-from stages.rollouts.workers.local import LocalWorker
-from stages.rollouts.workers.settings import VllmConfig, VllmExecution
+from stages.rollouts.workers.command import slots
+from stages.rollouts.workers.settings import VllmExecution
+from tests.stages.rollouts.live import (
+    CONFIG,
+    CONTEXT,
+    SMALL,
+    ask,
+    end,
+    family_of,
+    ids_of,
+    prompts,
+    url_of,
+    worker_of,
+)  # fmt: skip
 from tests.stages.rollouts.policies import make_adapter, make_policy
 from tests.stages.rollouts.processes import descendants, eventually, is_free, is_running, name_of
 from tests.stages.rollouts.stored import frame, request, rolled_out, stored_policy, stored_tasks
 
 pytestmark = [pytest.mark.slow, pytest.mark.vllm]
 
-CONFIG = VllmConfig(type="vllm")
-SMALL = {"VLLM_CPU_KVCACHE_SPACE": "1"}
 PLAIN = SamplingParams(max_tokens=20, stop_token_ids=(2,))
 
 
-@pytest.fixture(scope="session")
-def python():
-    """The Python with vLLM; where there is none, the error says how to make it."""
-    return vllm_python(VllmExecution())
+@pytest.fixture(scope="module")
+def policy(live_policy):
+    return live_policy
 
 
 @pytest.fixture(scope="module")
-def taken_port():
-    """A port on which somebody else listens."""
-    with socket.socket() as other:
-        other.bind(("127.0.0.1", 0))
-        other.listen()
-        yield other.getsockname()[1]
-
-
-@pytest.fixture(scope="module")
-def live(python, taken_port, policy, tmp_path_factory):
-    """An engine with one worker; each test loads the policy that it wants."""
-    execution = VllmExecution(
-        python=python, workers=1, port=taken_port, env=SMALL, args={"max_num_seqs": 64}, update="auto", lora_rank=8,
-        log_dir=str(tmp_path_factory.mktemp("logs")), hang_timeout_s=10, health_interval_s=0.5, backoff_s=0.5,
-    )  # fmt: skip
-    engine = VllmEngine(CONFIG, execution, probe_tolerance=1e-4)
-    engine.load(policy)
-    yield engine
-    worker = worker_of(engine)
-    assert worker._process is not None
-    guard = worker._process._guard.pid
-    port, family = int(worker.server.place.rpartition(":")[2]), [guard, *descendants(guard)]
-    assert len(family) >= 3
-    engine.close()
-    assert not any(map(is_running, family))
-    assert is_free(port)
-
-
-def worker_of(engine):
-    (worker,) = engine.workers
-    assert isinstance(worker, LocalWorker)
-    return worker
-
-
-def prompts(count, seed=0, longest=40):
-    random = np.random.default_rng(seed)
-    return [random.integers(3, 300, size=size).astype(np.int32) for size in random.integers(2, longest, size=count)]
-
-
-def ask(engine, requests):
-    async def run():
-        return await asyncio.gather(*map(engine.generate, requests))
-
-    return asyncio.run(run())
-
-
-def ids_of(generations):
-    return [generation.response_ids.tolist() for generation in generations]
+def other_policy(tmp_path_factory):
+    """Same architecture, other weights."""
+    return make_policy(tmp_path_factory.mktemp("other"), seed=1, max_position_embeddings=CONTEXT)
 
 
 def trained_logprobs(folder, requests, generations):
@@ -124,7 +85,7 @@ def test_the_worker_is_on_a_port_of_its_own_and_writes_a_log(live, taken_port):
     assert worker.version[0].isdigit()
     assert worker._process is not None
     assert "reset prefix cache" in worker._process.log_file.read_text()
-    assert live.context_length == 256
+    assert live.context_length == CONTEXT
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
@@ -227,9 +188,7 @@ def test_another_policy_is_put_into_the_running_worker_and_nothing_of_the_old_on
     process = worker_of(live)._process
     found = []
     for current in (policy, other_policy, policy):
-        began = time.monotonic()
         with live.serving(current):
-            assert time.monotonic() - began < 10
             generations = ask(live, requests)
         assert {generation.policy_id for generation in generations} == {current.policy_id}
         assert difference(current, requests, generations).max() < 1e-4
@@ -262,9 +221,7 @@ def test_adapters_come_and_go_in_the_running_worker_and_its_logprobs_are_the_tra
     found = []
     (one, _), (two, _) = adapters
     for current, merged in [*adapters, (policy, policy), adapters[0]]:
-        began = time.monotonic()
         with live.serving(current):
-            assert time.monotonic() - began < 10
             generations = ask(live, requests)
         assert {generation.policy_id for generation in generations} == {current.policy_id}
         assert difference(merged, requests, generations).max() < 1e-4
@@ -281,7 +238,7 @@ def test_an_adapter_on_the_wrong_base_does_not_serve(live, policy, other_policy,
     """Neither in a server of others, which is left as it is, nor in one of ours, with by how much it is off."""
     (adapter, _), (right, merged) = adapters
     live.load(other_policy)
-    execution = VllmExecution(workers=[f"http://{worker_of(live).server.place}"])
+    execution = VllmExecution(workers=[url_of(live)])
     attached = VllmEngine(CONFIG, execution, probe_tolerance=1e-4)
     try:
         with pytest.raises(StageFailed, match=r"off by up to \d.*\n.*left as it is"):
@@ -297,7 +254,7 @@ def test_an_adapter_on_the_wrong_base_does_not_serve(live, policy, other_policy,
 
 def test_vllms_own_reload_on_the_cpu_keeps_a_tied_head_and_is_found_out(live, policy, other_policy):
     live.load(policy)
-    execution = VllmExecution(workers=[f"http://{worker_of(live).server.place}"], update="in_place")
+    execution = VllmExecution(workers=[url_of(live)], update="in_place")
     attached = VllmEngine(CONFIG, execution, probe_tolerance=1e-4)
     try:
         with pytest.raises(StageFailed, match=r"off by up to \d"):
@@ -312,7 +269,7 @@ def test_vllms_own_reload_on_the_cpu_keeps_a_tied_head_and_is_found_out(live, po
 
 def test_a_given_worker_with_another_policy_is_refused_by_how_much(live, policy, other_policy):
     live.load(other_policy)
-    execution = VllmExecution(workers=[f"http://{worker_of(live).server.place}"])
+    execution = VllmExecution(workers=[url_of(live)])
     attached = VllmEngine(CONFIG, execution, probe_tolerance=1e-4)
     try:
         with pytest.raises(StageFailed, match=r"off by up to \d.*\n.*left as it is"):
@@ -330,7 +287,7 @@ def test_a_changed_chat_template_reaches_the_prompts_though_the_server_has_the_o
     (folder / "chat_template.jinja").write_text("<|im_start|>system\nbe brief<|im_end|>\n" + template)
     store = open_store(tmp_path / "store")
     tasks = stored_tasks(store)
-    execution = {"vllm": {"workers": [f"http://{worker_of(live).server.place}"]}, "probe_tolerance": 1e-4}
+    execution = {"vllm": {"workers": [url_of(live)]}, "probe_tolerance": 1e-4}
     found = []
     for one in (policy, replace(policy, folder=folder)):
         stored = stored_policy(store, one)
@@ -353,6 +310,21 @@ def test_a_call_that_is_refused_by_vllm_is_told(live, policy):
 # From here on the worker is ended.
 
 
+@pytest.fixture(scope="module")
+def smaller_policy(tmp_path_factory):
+    """Of another shape than the one that the worker starts with."""
+    return make_policy(tmp_path_factory.mktemp("smaller"), 5, num_hidden_layers=1, max_position_embeddings=256)
+
+
+def test_a_policy_of_another_shape_is_served_after_a_restart(live, smaller_policy):
+    process = worker_of(live)._process
+    with live.serving(smaller_policy):
+        assert worker_of(live)._process is not process
+        assert live.context_length == 256
+        requests = [GenerationRequest(prompt, PLAIN, seed=n) for n, prompt in enumerate(prompts(4))]
+        assert difference(smaller_policy, requests, ask(live, requests)).max() < 1e-4
+
+
 def ask_and_then(engine, requests, what):
     """Answers to the requests, in the middle of which something happens."""
 
@@ -372,38 +344,56 @@ LONG = [
 ]
 
 
-@pytest.mark.parametrize("victim", ["the engine's process is killed", "all processes stop"])
-def test_calls_outlive_their_worker(live, policy, victim):
-    with live.serving(policy):
-        undisturbed = ids_of(ask(live, LONG[:20]))
-        process = worker_of(live)._process
-        family = descendants(process._guard.pid)
+def check_that_calls_outlive_the_worker(engine, policy, strike):
+    """``strike`` gets the worker's processes, without its guard, while it has calls."""
+    with engine.serving(policy):
+        undisturbed = ids_of(ask(engine, LONG[:20]))
+        process = worker_of(engine)._process
+        _, *family = family_of(worker_of(engine))
         assert len(family) >= 3
-
-        def strike():
-            if victim == "all processes stop":
-                for process_id in family:
-                    os.kill(process_id, signal.SIGSTOP)
-            else:
-                os.kill(next(one for one in family if "EngineCore" in name_of(one)), signal.SIGKILL)
-
-        found = ask_and_then(live, LONG, strike)
+        found = ask_and_then(engine, LONG, lambda: strike(family))
     assert ids_of(found)[:20] == undisturbed
     assert difference(policy, LONG, found).max() < 1e-4
-    assert worker_of(live)._process is not process
+    assert worker_of(engine)._process is not process
     assert not any(map(is_running, family))
 
 
-def test_a_policy_of_another_shape_is_served_after_a_restart(live, tmp_path):
-    smaller = make_policy(tmp_path, 5, num_hidden_layers=1, max_position_embeddings=128)
-    process = worker_of(live)._process
-    with live.serving(smaller):
-        assert worker_of(live)._process is not process
-        assert live.context_length == 128
-        requests = [GenerationRequest(prompt, PLAIN, seed=n) for n, prompt in enumerate(prompts(4))]
-        assert difference(smaller, requests, ask(live, requests)).max() < 1e-4
+def test_calls_outlive_a_worker_whose_engine_is_killed(live, smaller_policy):
+    def kill(family):
+        os.kill(next(one for one in family if "EngineCore" in name_of(one)), signal.SIGKILL)
+
+    check_that_calls_outlive_the_worker(live, smaller_policy, kill)
 
 
+def test_an_engine_that_is_closed_leaves_no_process_and_no_port(live):
+    end(live)
+    assert live.broken
+
+
+@pytest.mark.full
+def test_calls_outlive_a_worker_whose_processes_all_stop(python, policy, other_policy, tmp_path):
+    """With the processes that vLLM has on a CPU where nothing else is set."""
+    execution = VllmExecution(
+        python=python, workers=1, env=SMALL, args={"max_num_seqs": 64}, log_dir=str(tmp_path / "logs"),
+        hang_timeout_s=10, health_interval_s=0.5, backoff_s=0.5,
+    )  # fmt: skip
+    engine = VllmEngine(CONFIG, execution, probe_tolerance=1e-4)
+
+    def stop(family):
+        for process_id in family:
+            os.kill(process_id, signal.SIGSTOP)
+
+    try:
+        engine.load(other_policy)
+        process = worker_of(engine)._process
+        engine.load(policy)
+        assert worker_of(engine)._process is process
+        check_that_calls_outlive_the_worker(engine, policy, stop)
+    finally:
+        end(engine)
+
+
+@pytest.mark.full
 def test_what_cannot_start_fails_with_the_end_of_its_log(python, policy, tmp_path):
     execution = VllmExecution(
         python=python, env={"VLLM_CPU_KVCACHE_SPACE": "100000"}, log_dir=str(tmp_path / "logs")
@@ -425,25 +415,26 @@ PIPELINE = """
     from stages.rollouts.engines.vllm import VllmEngine
     from stages.rollouts.workers.settings import VllmConfig, VllmExecution
     python, folder, logs = sys.argv[1:]
-    execution = VllmExecution(python=python, log_dir=logs, env={"VLLM_CPU_KVCACHE_SPACE": "1"})
+    execution = VllmExecution(python=python, log_dir=logs)
     policy = PolicyFiles("p", Path(folder), Probe([], []))
     VllmEngine(VllmConfig(type="vllm"), execution, probe_tolerance=1.0).load(policy)
 """
 
 
+@pytest.mark.full
 def test_no_process_and_no_port_outlives_a_pipeline_that_is_killed(python, policy, tmp_path):
     pipeline = subprocess.Popen(
         [sys.executable, "-c", textwrap.dedent(PIPELINE), python, str(policy.folder), str(tmp_path / "logs")],
-        stderr=subprocess.DEVNULL, start_new_session=True,
+        env={**os.environ, **SMALL}, stderr=subprocess.DEVNULL, start_new_session=True,
     )  # fmt: skip
-    assert eventually(lambda: any("EngineCore" in name_of(one) for one in descendants(pipeline.pid)), within_s=120)
+    assert eventually(lambda: any("EngineCore" in name_of(one) for one in descendants(pipeline.pid)), within_s=300)
     family = descendants(pipeline.pid)
     (server,) = [one for one in family if "--port" in name_of(one) and "guard.py" not in name_of(one)]
     words = name_of(server).split()
     port = int(words[words.index("--port") + 1])
     pipeline.kill()
-    pipeline.wait(30)
-    assert eventually(lambda: not any(map(is_running, family)), within_s=30)
+    pipeline.wait(60)
+    assert eventually(lambda: not any(map(is_running, family)))
     assert is_free(port)
 
 

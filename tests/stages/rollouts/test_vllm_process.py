@@ -151,7 +151,7 @@ def test_the_server_ends_with_the_pipeline_however_that_one_ends(tmp_path, scrip
     assert set(ids) <= set(family)
     if how != "thread":
         os.kill(pipeline.pid, getattr(signal, how, signal.SIGKILL))
-    pipeline.wait(10)
+    pipeline.wait(60)
     assert eventually(lambda: not any(map(is_running, ids)))
     os.killpg(pipeline.pid, signal.SIGKILL) if how == "forked" else None
     assert eventually(lambda: not any(map(is_running, family)))

@@ -1,7 +1,6 @@
 """The rollouts stage over vLLM servers: what its settings mean, what it records, and what survives their loss."""
 
 import shutil
-import time
 from dataclasses import replace
 
 import numpy as np
@@ -44,7 +43,7 @@ def shelf(tmp_path, policy):
 
 
 def attached(servers, **settings):
-    quick = {"health_interval_s": 0.1, "hang_timeout_s": 0.5, "backoff_s": 0.1, "max_failures": 2}
+    quick = {"health_interval_s": 0.1, "backoff_s": 0.1, "max_failures": 2}
     return {"vllm": {"workers": [server.url for server in servers], **quick, **settings}}
 
 
@@ -94,8 +93,8 @@ def test_answers_that_could_not_be_used_are_counted_and_kept_apart(servers, shel
 def test_a_call_that_nobody_reads_along_is_not_streamed_and_what_was_asked_is_kept(servers, shelf):
     store, tasks, stored = shelf
     for server in servers:
-        server.seconds = 60
-    config = {"engine": VLLM, "episode_time_limit_s": 1.0}
+        server.seconds = 3600
+    config = {"engine": VLLM, "episode_time_limit_s": 3.0}
     manifest = rolled_out(store, request(tasks, stored, config, attached(servers) | {"shard_tasks": 6})).manifest
     errors = frame(store, manifest, "call_errors")
     assert errors.select("status", "policy_id").rows() == [("abandoned", stored.key)] * 6
@@ -117,10 +116,8 @@ def test_with_all_workers_gone_what_is_finished_is_kept_and_the_rerun_resumes(se
         for shard in shards[1:]:
             do(shard)
 
-    began = time.monotonic()
     with pytest.raises(StageFailed, match="cannot be reached"):
         rolled_out(store, asked, map_shards=until_one_is_done)
-    assert time.monotonic() - began < 10
     answered = sum(len(server.asked) for server in servers)
     assert answered == 8
     for server in servers:
@@ -137,9 +134,7 @@ def test_stragglers_are_left_and_which_they_were_is_recorded(servers, shelf):
         server.slow_seeds = slow
     config = {"n": 4, "engine": VLLM, "finish_when": {"share": 0.8, "per_group_min": 2}}
     asked = request(tasks, stored, config, attached(servers) | {"shard_tasks": 6})
-    began = time.monotonic()
     outcome = rolled_out(store, asked)
-    assert time.monotonic() - began < 10
     episodes = frame(store, outcome.manifest, "episodes")
     assert 20 <= len(episodes) < 24
     assert outcome.manifest.summary["n_left"] == 24 - len(episodes)
