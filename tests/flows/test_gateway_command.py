@@ -63,7 +63,7 @@ def test_what_clients_do_becomes_rollouts_that_the_next_stages_take(store, polic
             given = {"trajectories": {"default": {"reward": float(number)}}}
             assert running.ask("POST", f"/sessions/s{number}/end", {"artifacts": given}, told["api_key"])[0] == 200
         says(running.client("unannounced"), question("What now?"))
-        assert running.process.ended_by(signal.SIGINT, 30) == 0
+        assert running.process.ended_by(signal.SIGINT) == 0
         (rollouts,) = committed(store, running.output)
         assert "Traceback" not in running.output
     episodes, steps = frame(store, rollouts, "episodes"), frame(store, rollouts, "steps")
@@ -93,12 +93,12 @@ def test_a_killed_gateway_loses_no_finished_call(store, policy, tmp_path):
                 says(running.client(name), question(text))
         _, traces = running.ask("GET", "/sessions/a/traces")
         running.ask("POST", "/sessions/b/end", {"error": "the agent fell"})
-        running.process.ended_by(signal.SIGKILL, 10)
+        running.process.ended_by(signal.SIGKILL)
     with gateway(store, policy, tmp_path, *SCRIPTED) as running:
         (rollouts,) = committed(store, running.output)
         says(running.client("a"), question("One?"))
         assert running.ask("GET", "/sessions/a")[1]["trace_count"] == 1, "a new session"
-        assert running.process.ended_by(signal.SIGTERM, 30) == 0
+        assert running.process.ended_by(signal.SIGTERM) == 0
         assert len(committed(store, running.output)) == 2
     episodes = frame(store, rollouts, "episodes")
     assert {(row["status"], row["error_kind"]) for row in episodes.iter_rows(named=True)} == {
@@ -117,14 +117,14 @@ def test_sessions_of_a_killed_gateway_go_on_from_their_exact_ids(store, policy, 
     with gateway(store, policy, tmp_path, *SCRIPTED) as running:
         key = running.opened(session_id="a")["api_key"]
         says(running.client("a", key), messages)
-        running.process.ended_by(signal.SIGKILL, 10)
+        running.process.ended_by(signal.SIGKILL)
     (file,) = (tmp_path / "captures").glob("*/sessions/*")
     file.write_bytes(file.read_bytes() + b"half a record")
     with gateway(store, policy, tmp_path, "--resume", *SCRIPTED) as running:
         assert not committed(store, running.output)
         messages += question("Two?")
         says(running.client("a", key), messages)
-        assert running.process.ended_by(signal.SIGTERM, 30) == 0
+        assert running.process.ended_by(signal.SIGTERM) == 0
         (rollouts,) = committed(store, running.output)
     (status,) = frame(store, rollouts, "episodes")["status"]
     assert status == "truncated"
@@ -138,7 +138,7 @@ def test_a_commit_that_is_killed_is_finished_once(store, policy, tmp_path):
     captures = tmp_path / "captures"
     with gateway(store, policy, tmp_path, *SCRIPTED) as running:
         says(running.client("a"), question("One?"))
-        running.process.ended_by(signal.SIGKILL, 10)
+        running.process.ended_by(signal.SIGKILL)
     (run,) = captures.iterdir()
     (run / "batches" / "0").mkdir(parents=True)
     for file in (run / "sessions").iterdir():
@@ -148,7 +148,7 @@ def test_a_commit_that_is_killed_is_finished_once(store, policy, tmp_path):
     for _ in range(2):  # the second time as if the first had been killed after its last write
         with gateway(store, policy, tmp_path, *SCRIPTED) as running:
             made += committed(store, running.output)
-            assert running.process.ended_by(signal.SIGTERM, 30) == 0
+            assert running.process.ended_by(signal.SIGTERM) == 0
         assert not list(captures.iterdir())
         shutil.copytree(tmp_path / "as-it-was", captures, dirs_exist_ok=True)
     assert made[0].ref == made[1].ref
@@ -228,7 +228,7 @@ def test_given_servers_share_the_sessions_and_one_that_dies_is_done_without(stor
                 says(client, messages)
             _, workers = running.ask("GET", "/admin/workers")
             assert len(workers) == 2
-            assert running.process.ended_by(signal.SIGTERM, 30) == 0
+            assert running.process.ended_by(signal.SIGTERM) == 0
             (rollouts,) = committed(store, running.output)
     finally:
         servers[0].listen_again()

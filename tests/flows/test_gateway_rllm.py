@@ -56,7 +56,7 @@ def test_rllms_client_opens_sessions_and_gets_traces_whose_calls_become_rollouts
                 return list(await client.get_session_traces(await client.create_session("task:0")))
 
         assert asyncio.run(again()) == []
-        assert running.process.ended_by(signal.SIGTERM, 30) == 0
+        assert running.process.ended_by(signal.SIGTERM) == 0
         (rollouts,) = committed(store, running.output)
     steps = frame(store, rollouts, "steps").sort("step_index")
     assert whole_sequences(steps) == [(one.prompt_token_ids, one.completion_token_ids) for one in (first, second)]

@@ -1,7 +1,6 @@
 """A command that is interrupted or killed ends at once, leaves no process behind, and can be given again."""
 
 import signal
-import time
 from pathlib import Path
 
 import pytest
@@ -15,11 +14,11 @@ import time
 from pathlib import Path
 
 def sleepy(task, episode, *, flag):
-    """Notes that it has begun, and works for a minute unless it was noted before."""
+    """Notes that it has begun, and works for an hour unless it was noted before."""
     flag = Path(flag)
     if not flag.exists():
         flag.touch()
-        time.sleep(60)
+        time.sleep(3600)
     return 1.0
 '''
 
@@ -34,13 +33,11 @@ def test_a_command_whose_shards_are_at_work_ends_at_once_with_all_its_processes(
     grader, flag = tmp_path / "grader.py", tmp_path / "flag"
     grader.write_text(SLEEPY)
     words = ["stage", "rewards", f"rollouts={rollouts.ref}", f"grader={grader}:sleepy", f"params.flag={flag}"]
-    words += ["timeout_s=100", "execution.workers=1", "--store", store.url]
+    words += ["timeout_s=7200", "execution.workers=1", "--store", store.url]
     with background(command(*words), tmp_path / "log", {}, tmp_path) as running:
         running.wait_until(flag.exists)
         assert len(running.left()) > 1, "it has grading workers"
-        began = time.monotonic()
-        assert running.ended_by(number, timeout_s=10) == code
-        assert time.monotonic() - began < 10
+        assert running.ended_by(number) == code  # which waits, but not for an hour
         assert ("the same command continues" in running.output) == (number == signal.SIGINT)
         assert "Traceback" not in running.output
     assert not list(Path(store.url).glob("artifacts/rewards/*/manifest.json"))

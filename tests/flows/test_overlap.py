@@ -108,7 +108,7 @@ def test_a_run_that_is_ended_while_both_halves_work_is_continued_by_the_same_com
 
     with background(command(*words), tmp_path / "log", {}, tmp_path) as running:
         running.wait_until(lambda: at_work(2, 1))
-        running.ended_by(number, timeout_s=20)
+        running.ended_by(number)
         assert "Traceback" not in running.output
     done = rollmill(*words)
     assert done.code == 0, done.text
