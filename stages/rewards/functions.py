@@ -15,6 +15,7 @@ from typing import Any
 from schemas.config import nearest
 from schemas.errors import InputError, NotFoundError
 from schemas.loading import load_object
+from schemas.syntax import parsed_module
 
 
 def source_version(name: str) -> str:
@@ -30,7 +31,7 @@ def source_version(name: str) -> str:
     path, function = _source_path(name)
     text = path.read_bytes()
     try:
-        tree = ast.parse(text, filename=str(path))
+        tree = parsed_module(text, str(path))
     except (SyntaxError, ValueError) as error:
         raise InputError(f"grader {name!r}: {path} is not valid Python: {error}") from None
     defined = dict(_definitions(tree.body))

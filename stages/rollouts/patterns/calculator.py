@@ -6,6 +6,8 @@ import operator
 from collections.abc import Callable
 from typing import Any
 
+from schemas.syntax import parsed_expression
+
 _OPERATORS: dict[type[ast.AST], Callable[..., Any]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
@@ -41,7 +43,7 @@ def calculate(expression: str) -> str:
     if len(text) > _LONGEST:
         raise CalculatorError(f"the expression is longer than {_LONGEST} characters")
     try:
-        value = _value(ast.parse(text, mode="eval").body)
+        value = _value(parsed_expression(text))
     except CalculatorError:
         raise
     except (SyntaxError, RecursionError, MemoryError):

@@ -1,7 +1,6 @@
 """Whatever one grading does to its process, the others are graded, and the guilty one gets a status, never a reward."""
 
 import os
-import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -20,9 +19,9 @@ GUILTY = "t001-1"
 @pytest.mark.parametrize(
     ("grader", "status", "message"),
     [
-        ("loops", "timeout", "longer than 0.3 s"),
-        ("loops_and_swallows", "timeout", "longer than 0.3 s"),
-        ("loops_in_c", "timeout", "longer than 0.3 s and was killed"),
+        ("loops", "timeout", "longer than 1 s"),
+        ("loops_and_swallows", "timeout", "longer than 1 s"),
+        ("loops_in_c", "timeout", "longer than 1 s and was killed"),
         ("hoards", "error", "MemoryError"),
         ("crashes", "error", "SIGSEGV"),
         ("raises", "error", r"LookupError: no such \ud800 thing (given_graders.py:"),
@@ -34,7 +33,8 @@ GUILTY = "t001-1"
     ],
 )
 def test_only_the_guilty_item_fails(store: Store, grader: str, status: str, message: str) -> None:
-    manifest, frame = grade(store, rollouts_of(store, EPISODES), grader=own(grader), timeout_s=0.3)
+    limit_s = 1 if status == "timeout" else 60
+    manifest, frame = grade(store, rollouts_of(store, EPISODES), grader=own(grader), timeout_s=limit_s)
     statuses = by_episode(frame, "status")
     assert statuses.pop(GUILTY) == status
     assert set(statuses.values()) == {"ok"}
@@ -56,13 +56,11 @@ def test_too_many_failures_fail_the_stage_and_leave_nothing(store: Store) -> Non
 def test_a_grader_never_runs_in_this_process_and_its_workers_stay_warm(store: Store, tmp_path: Path) -> None:
     inputs = rollouts_of(store, EPISODES)
     config: dict[str, Any] = {"grader": own("marks_its_process"), "params": {"folder": str(tmp_path)}}
-    grade(store, inputs, {"chunk_size": 1}, **config)
-    assert _pids(tmp_path)
-    assert os.getpid() not in _pids(tmp_path)
-    began = time.perf_counter()
-    grade(store, rollouts_of(store, {"t002-0": "4"}), {"chunk_size": 1}, **config)
-    assert time.perf_counter() - began < 1.0
-    assert len(_pids(tmp_path)) <= 2
+    grade(store, inputs, {"workers": 1}, **config)
+    (worker,) = _pids(tmp_path)
+    assert worker != os.getpid()
+    grade(store, rollouts_of(store, {"t002-0": "4"}), {"workers": 1}, **config)
+    assert _pids(tmp_path) == {worker}
 
 
 @pytest.mark.parametrize(

@@ -77,7 +77,7 @@ async def hangs_and_ignores_its_end(task, config):
 
 def hangs_in_a_thread(task, config):
     config.chat_sync(first(task))
-    time.sleep(1.5)
+    time.sleep(3)
     config.chat_sync(first(task))
 
 

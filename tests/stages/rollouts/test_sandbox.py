@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-import time
 
 import pytest
 
@@ -12,26 +11,26 @@ from stages.rollouts.patterns.react import parsed
 from stages.rollouts.patterns.sandbox import Ran, SandboxLimits, run_python
 
 SHORT = SandboxLimits(time_s=1)
+AMPLE = SandboxLimits(time_s=120)
+"""Of time, for what must not end by it on a busy machine."""
 
 
 def test_programs_print_and_may_use_the_standard_library_and_files_of_their_own():
     code = "import math, json\nopen('a', 'w').write('hi')\nprint(math.comb(5, 2), json.dumps(open('a').read()))"
-    assert run_python(code, SHORT) == Ran('10 "hi"\n', "ok")
-    assert run_python("raise SystemExit(3)", SHORT) == Ran("", "ok")
+    assert run_python(code, AMPLE) == Ran('10 "hi"\n', "ok")
+    assert run_python("raise SystemExit(3)", AMPLE) == Ran("", "ok")
 
 
 def test_an_exception_is_told_by_its_last_line():
-    assert run_python("print(1)\n1 / 0", SHORT) == Ran("1\nZeroDivisionError: division by zero\n", "error")
-    assert run_python("print(", SHORT).output.endswith("SyntaxError: '(' was never closed\n")
+    assert run_python("print(1)\n1 / 0", AMPLE) == Ran("1\nZeroDivisionError: division by zero\n", "error")
+    assert run_python("print(", AMPLE).output.endswith("SyntaxError: '(' was never closed\n")
 
 
 @pytest.mark.parametrize(
-    "code", ["while True: pass", "import time; time.sleep(60)", "while True:\n try: 1/0\n except: pass"]
+    "code", ["while True: pass", "import time; time.sleep(600)", "while True:\n try: 1/0\n except: pass"]
 )
 def test_a_program_without_end_is_ended_at_its_limit(code):
-    began = time.monotonic()
     assert run_python(code, SHORT).status == "timeout"
-    assert time.monotonic() - began < 30
 
 
 def test_a_program_that_ignores_its_alarm_runs_out_of_processor_time():
@@ -40,12 +39,12 @@ def test_a_program_that_ignores_its_alarm_runs_out_of_processor_time():
 
 
 def test_memory_is_limited():
-    assert run_python("x = bytearray(10**9)", SHORT) == Ran("MemoryError\n", "error")
+    assert run_python("x = bytearray(10**9)", AMPLE) == Ran("MemoryError\n", "error")
 
 
 @pytest.mark.parametrize("code", ["print('x' * 10**7)", "while True: print('y' * 1000)"])
 def test_output_is_bounded(code):
-    ran = run_python(code, SandboxLimits(time_s=5, output_chars=100))
+    ran = run_python(code, SandboxLimits(time_s=120, output_chars=100))
     assert ran.status == "killed"
     assert len(ran.output) == 101
 
@@ -66,32 +65,30 @@ def test_output_is_bounded(code):
     ],
 )
 def test_files_network_and_processes_are_out_of_reach(code):
-    ran = run_python(code, SHORT)
+    ran = run_python(code, AMPLE)
     assert ran.status == "error"
     assert "PermissionError" in ran.output
 
 
 def test_no_environment_is_handed_on(monkeypatch):
     monkeypatch.setenv("SOME_API_KEY", "sk-secret")
-    assert "sk-secret" not in run_python("import os; print(dict(os.environ))", SHORT).output
+    assert "sk-secret" not in run_python("import os; print(dict(os.environ))", AMPLE).output
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="Landlock is Linux's")
 def test_the_kernel_refuses_files_by_itself_where_it_has_landlock():
     code = (
         "import ctypes, sys\n"
         f"sys.path.insert(0, {str(sandbox._CHILD.parent)!r})\n"
         "import sandbox_child\n"
         "libc = ctypes.CDLL(None, use_errno=True)\n"
-        "if libc.syscall(444, None, 0, 1) < 1: raise SystemExit(7)\n"
+        "has_landlock = libc.syscall(444, None, 0, 1) >= 1\n"
         "sandbox_child._forbid_files(libc, [], ['/tmp'])\n"
         "try: open('/etc/passwd')\n"
-        "except PermissionError: raise SystemExit(0)\n"
-        "raise SystemExit(1)\n"
+        "except PermissionError: refused = True\n"
+        "else: refused = False\n"
+        "assert refused == has_landlock, (refused, has_landlock)\n"
     )
     ended = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True)
-    if ended.returncode == 7:
-        pytest.skip("this kernel has no Landlock")
     assert ended.returncode == 0, ended.stderr
 
 
