@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from xdist.scheduler import LoadScopeScheduling
 
-from tests.stages.rollouts.processes import is_running, name_of
+from tests.stages.rollouts.processes import descendants, is_running, name_of
 
 MARK = "ROLLMILL_TEST_SUITE"
 """An environment variable that every process of the suite inherits, by which those that outlive it are found."""
@@ -88,7 +88,8 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 def _processes_left() -> list[str]:
     wanted = f"{MARK}={os.environ[MARK]}".encode()
     until = time.monotonic() + _END_S
-    while left := [one for one in _processes_with(wanted) if is_running(one) and not _is_helper_of_python(one)]:
+    own = descendants(os.getpid())  # they end with this process, as a trainer that is kept warm does
+    while left := [one for one in _processes_with(wanted) if is_running(one) and one not in own]:
         if time.monotonic() > until:
             return [f"process {one} is alive: {name_of(one)[:200]}" for one in left]
         time.sleep(0.2)
@@ -105,11 +106,6 @@ def _processes_with(variable: bytes) -> list[int]:
         if variable in environment and int(folder.name) != os.getpid():
             found.append(int(folder.name))
     return found
-
-
-def _is_helper_of_python(process_id: int) -> bool:
-    """Whether multiprocessing keeps it for this process, with which it ends."""
-    return "from multiprocessing." in name_of(process_id)
 
 
 def _bytes_left(folder: Path) -> list[str]:
