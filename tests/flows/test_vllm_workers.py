@@ -127,6 +127,7 @@ def test_an_adapter_is_trained_in_one_running_worker_also_after_a_command_that_w
     assert len(apart) == 3
     assert max(apart) < 1e-4
     _, log = sorted(tmp_path.rglob("vllm-*.log"), key=lambda file: file.name)  # of each command, one worker's
+    assert len(re.findall("Starting vLLM server", log.read_text())) == 1
     assert len(re.findall("Loaded new LoRA adapter", log.read_text())) == 2
     ports = re.findall(r"--port[ =](\d+)|'port': (\d+)", log.read_text())
     assert ports

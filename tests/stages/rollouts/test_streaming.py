@@ -18,7 +18,7 @@ PARTS = ["<think>", "</think>", "<tool_call>", '{"name": "add", "arguments": {}}
 
 def test_text_arrives_in_pieces_through_each_api_and_they_are_what_is_recorded(memory_store, policy):
     tasks, stored = stored_tasks(memory_store, 2), stored_policy(memory_store, policy)
-    config = {"agent": f"{AGENTS}:through_each_api", "sampling": {"max_tokens": 40}}
+    config = {"agent": f"{AGENTS}:through_each_api", "sampling": {"max_tokens": 120}}
     check_pieces(memory_store, rolled_out(memory_store, request(tasks, stored, config)).manifest)
 
 

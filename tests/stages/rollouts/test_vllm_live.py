@@ -335,7 +335,7 @@ def ask_and_then(engine, requests, what):
         assert worker_of(engine).n_calls > 1
         return await asyncio.gather(*asked)
 
-    return asyncio.run(run())
+    return asyncio.run(asyncio.wait_for(run(), 400))
 
 
 LONG = [

@@ -79,7 +79,7 @@ def ask_and_strike(engine, number):
         assert worker_of(engine).n_calls > 1
         return await asyncio.gather(*asked, return_exceptions=True)
 
-    return family, asyncio.run(run())
+    return family, asyncio.run(asyncio.wait_for(run(), 120))
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
