@@ -1,11 +1,15 @@
 """``rollmill gateway`` as a process beside a test, and a small way to its own addresses."""
 
 import json
+import os
 import re
+import signal
+import socket
+import threading
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +18,7 @@ from openai import OpenAI
 from schemas.artifacts import Manifest
 from stages.artifacts.store import Store
 from tests.flows.background import Background, background
-from tests.flows.commands import command
+from tests.flows.commands import command, rollmill
 
 TOKEN = "the-token-of-the-tests"
 
@@ -60,6 +64,29 @@ def gateway(store: Store, policy: Manifest, folder: Path, *words: str) -> Iterat
         process.wait_until(lambda: "Ctrl-C" in process.output)
         (url,) = re.findall(r"is served at (\S+)", process.output)
         yield RunningGateway(process, url)
+
+
+def gateway_for_a_moment(store: Store, policy: Manifest, captures: Path, *words: str) -> str:
+    """What one says that runs in this process, and is asked to end as soon as it serves."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    is_over = threading.Event()
+
+    def end() -> None:
+        while not is_over.wait(0.05):
+            with suppress(OSError):
+                urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=60).close()
+                os.kill(os.getpid(), signal.SIGTERM)  # which it handles from before it serves
+                return
+
+    ending = threading.Thread(target=end)
+    ending.start()
+    given = ["--policy", str(policy.ref), "--token", TOKEN, "--store", store.url, "--captures", str(captures)]
+    done = rollmill("gateway", *words, *given, "--port", str(port))
+    is_over.set()
+    ending.join()
+    assert done.code == 0, done.text
+    return done.out
 
 
 def committed(store: Store, output: str) -> list[Manifest]:

@@ -26,7 +26,7 @@ from stages.artifacts.scan import scan
 from stages.artifacts.store import Store, open_store
 from tests.builders import stored_policy, stored_rollouts, stored_run, stored_tasks
 from tests.flows.background import LIMIT_S, Background, background
-from tests.flows.commands import ROLLMILL, command, rollmill_process
+from tests.flows.commands import ROLLMILL, command, rollmill
 from tests.flows.test_interrupt import SLEEPY
 from tests.flows.trained import recipe
 
@@ -78,8 +78,11 @@ def test_an_unknown_setting_of_a_deployment_is_refused_with_the_nearest(tmp_path
         ("http://127.0.0.1:9/api", [], "the Prefect server at http://127.0.0.1:9/api does not answer"),
     ],
 )
-def test_serve_says_what_it_lacks(tmp_path, url, words, message):
-    done = rollmill_process("serve", *words, env={"PREFECT_API_URL": url})
+def test_serve_says_what_it_lacks(url, words, message):
+    from prefect.settings import PREFECT_API_URL, temporary_settings
+
+    with temporary_settings({PREFECT_API_URL: url}):
+        done = rollmill("serve", *words)
     assert done.code == 2
     assert done.err.startswith("error: ")
     assert message in done.err
@@ -103,6 +106,13 @@ class Server:
         from prefect.deployments import run_deployment
 
         return run_deployment(name, parameters=parameters, timeout=timeout_s, poll_interval=0.2)
+
+
+@dataclass(frozen=True)
+class Served(Server):
+    """A server, and the process that serves the deployments for it."""
+
+    serving_process: Background
 
 
 def is_served(serving: Background) -> bool:
@@ -150,7 +160,7 @@ def rollouts(store: Store) -> Manifest:
 
 
 @pytest.mark.slow
-def test_what_was_switched_on_or_added_at_the_server_survives_a_restart_of_serve(server):
+def test_what_was_switched_on_or_added_at_the_server_survives_a_restart_of_serve(server, request):
     from prefect.client.orchestration import get_client
     from prefect.client.schemas.actions import DeploymentScheduleCreate
     from prefect.client.schemas.schedules import CronSchedule
@@ -173,41 +183,16 @@ def test_what_was_switched_on_or_added_at_the_server_survives_a_restart_of_serve
         assert serving.ended_by(signal.SIGTERM) in (0, -signal.SIGTERM)
     switched = [("", True, "5 5 1 1 *"), ("daily", True, "0 1 * * *")]
     assert schedules() == switched
-    with server.serving("tasks/tasks", "rewards/rewards") as serving:
-        serving.wait_until(lambda: is_served(serving))
-        assert schedules() == switched
-
-
-@pytest.mark.slow
-def test_an_interrupted_serve_ends_soon_and_cancels_what_is_at_work(server, store, rollouts, tmp_path):
-    from prefect.client.orchestration import get_client
-
-    grader, flag = tmp_path / "grader.py", tmp_path / "flag"
-    grader.write_text(SLEEPY)
-    with server.serving("rewards/rewards") as serving:
-        serving.wait_until(lambda: is_served(serving))
-        run = server.run(
-            "rewards/rewards",
-            timeout_s=0,
-            inputs={"rollouts": str(rollouts.ref)},
-            config={"grader": f"{grader}:sleepy", "params": {"flag": str(flag)}, "timeout_s": 7200},
-            store=store.url,
-        )
-        serving.wait_until(flag.exists)
-        assert len(serving.left()) > 2, "the flow run and its grading worker are processes of their own"
-        assert serving.ended_by(signal.SIGINT) == 0
-    with get_client(sync_client=True) as client:
-        state = client.read_flow_run(run.id).state
-    assert state is not None
-    assert state.is_cancelled()
+    request.getfixturevalue("served")
+    assert schedules() == switched
 
 
 @pytest.fixture(scope="module")
-def served(server: Server) -> Iterator[Server]:
-    """All deployments, served from here on: the tests before this serve for themselves."""
+def served(server: Server) -> Iterator[Served]:
+    """All deployments, served from here on: the test before this serves for itself."""
     with server.serving() as serving:
         serving.wait_until(lambda: is_served(serving))
-        yield server
+        yield Served(server.url, server.folder, serving)
 
 
 @pytest.mark.slow
@@ -256,17 +241,14 @@ def test_a_train_deployment_trains_with_the_recipe_it_is_given(served, tmp_path,
 @pytest.mark.slow
 def test_prefect_deploy_registers_the_same_file(server):
     from prefect.client.orchestration import get_client
+    from prefect.client.schemas.actions import WorkPoolCreate
 
-    root, prefect = FILE.parents[1], str(ROLLMILL.with_name("prefect"))
+    with get_client(sync_client=True) as client:
+        client.create_work_pool(WorkPoolCreate(name="rollmill", type="process"))
+    words = [str(ROLLMILL.with_name("prefect")), "--no-prompt", "deploy", "--prefect-file", str(FILE), "--all"]
     env = {"PREFECT_API_URL": server.url}
-    for number, words in enumerate(
-        (
-            ["work-pool", "create", "rollmill", "--type", "process"],
-            ["deploy", "--prefect-file", str(FILE), "--all"],
-        )
-    ):
-        with background([prefect, "--no-prompt", *words], server.folder / f"deploy{number}.log", env, root) as running:
-            assert running.process.wait(LIMIT_S) == 0, running.output
+    with background(words, server.folder / "deploy.log", env, FILE.parents[1]) as running:
+        assert running.process.wait(LIMIT_S) == 0, running.output
     with get_client(sync_client=True) as client:
         for name, each in DEPLOYMENTS.items():
             deployed = client.read_deployment_by_name(name)
@@ -274,3 +256,25 @@ def test_prefect_deploy_registers_the_same_file(server):
             assert deployed.entrypoint == each.entrypoint
             assert deployed.parameters == each.parameters
             assert {schedule.slug for schedule in deployed.schedules} >= {schedule.slug for schedule in each.schedules}
+
+
+@pytest.mark.slow
+def test_an_interrupted_serve_ends_soon_and_cancels_what_is_at_work(served, store, rollouts, tmp_path):
+    from prefect.client.orchestration import get_client
+
+    grader, flag = tmp_path / "grader.py", tmp_path / "flag"
+    grader.write_text(SLEEPY)
+    run = served.run(
+        "rewards/rewards",
+        timeout_s=0,
+        inputs={"rollouts": str(rollouts.ref)},
+        config={"grader": f"{grader}:sleepy", "params": {"flag": str(flag)}, "timeout_s": 3600},
+        store=store.url,
+    )
+    served.serving_process.wait_until(flag.exists)
+    assert len(served.serving_process.left()) > 2, "the flow run and its grading worker are processes of their own"
+    assert served.serving_process.ended_by(signal.SIGINT) == 0
+    with get_client(sync_client=True) as client:
+        state = client.read_flow_run(run.id).state
+    assert state is not None
+    assert state.is_cancelled()

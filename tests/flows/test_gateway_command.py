@@ -4,7 +4,7 @@ import json
 import shutil
 import signal
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +16,11 @@ from openai import AuthenticationError, OpenAI
 from flows.call import stage_request
 from schemas.artifacts import Manifest
 from stages.artifacts.commit import materialise
-from stages.artifacts.store import Store
+from stages.artifacts.store import Store, open_store
 from stages.rollouts.engines.base import PolicyFiles, Probe
 from stages.rollouts.gateway.server import MAX_BODY
 from tests.flows.commands import rollmill
-from tests.flows.gateways import TOKEN, committed, gateway, says
+from tests.flows.gateways import TOKEN, committed, gateway, gateway_for_a_moment, says
 from tests.stages.rollouts.conversations import whole_sequences
 from tests.stages.rollouts.policies import make_policy
 from tests.stages.rollouts.stand_in import StandIn
@@ -86,14 +86,47 @@ def test_what_clients_do_becomes_rollouts_that_the_next_stages_take(store, polic
     assert frame(store, advantages, "advantages")["kept"].sum() == 4
 
 
-def test_a_killed_gateway_loses_no_finished_call(store, policy, tmp_path):
-    with gateway(store, policy, tmp_path, *SCRIPTED) as running:
-        for name in ("a", "b"):
-            for text in ("One?", "Two?"):
-                says(running.client(name), question(text))
+@dataclass(frozen=True)
+class Killed:
+    """What a gateway that was killed has left: two sessions, of which ``b`` had ended."""
+
+    captures: Path
+    store: str
+    key: str
+    """Of session ``a``."""
+    messages: list[dict[str, str]]
+    """Of session ``a``, which had been asked twice."""
+    traces: list[dict[str, Any]]
+    """The same calls, as the gateway told them."""
+
+
+@pytest.fixture(scope="module")
+def once_killed(tiny: PolicyFiles, tmp_path_factory: pytest.TempPathFactory) -> Killed:
+    folder = tmp_path_factory.mktemp("killed")
+    store = open_store(folder / "store")
+    messages: list[dict[str, str]] = []
+    with gateway(store, stored_policy(store, tiny), folder, *SCRIPTED) as running:
+        key = running.opened(session_id="a")["api_key"]
+        for text in ("One?", "Two?"):
+            messages += question(text)
+            says(running.client("a", key), messages)
+        says(running.client("b"), question("One?"))
         _, traces = running.ask("GET", "/sessions/a/traces")
-        running.ask("POST", "/sessions/b/end", {"error": "the agent fell"})
+        assert running.ask("POST", "/sessions/b/end", {"error": "the agent fell"})[0] == 200
         running.process.ended_by(signal.SIGKILL)
+    return Killed(folder / "captures", store.url, key, messages, traces)
+
+
+@pytest.fixture
+def killed(once_killed: Killed, store: Store, policy: Manifest, tmp_path: Path) -> Killed:
+    """The same as if that gateway had been over the test's own store, with captures that are its own."""
+    captures = shutil.copytree(once_killed.captures, tmp_path / "captures")
+    (run,) = captures.glob("*/run.json")
+    run.write_text(run.read_text().replace(once_killed.store, store.url))
+    return replace(once_killed, captures=captures, store=store.url)
+
+
+def test_a_killed_gateway_loses_no_finished_call(store, policy, tmp_path, killed):
     with gateway(store, policy, tmp_path, *SCRIPTED) as running:
         (rollouts,) = committed(store, running.output)
         says(running.client("a"), question("One?"))
@@ -105,52 +138,42 @@ def test_a_killed_gateway_loses_no_finished_call(store, policy, tmp_path):
         ("timeout", "GatewayKilled"),
         ("error", "AgentError"),
     }
-    (killed,) = episodes.filter(status="timeout")["episode_id"]
-    own = frame(store, rollouts, "steps").filter(episode_id=killed).sort("step_index")
-    assert [(one["prompt_token_ids"], one["completion_token_ids"]) for one in traces] == whole_sequences(own)
-    assert [one["logprobs"] for one in traces] == own["logprobs"].to_list()
-    assert not list((tmp_path / "captures").iterdir())
+    (unfinished,) = episodes.filter(status="timeout")["episode_id"]
+    own = frame(store, rollouts, "steps").filter(episode_id=unfinished).sort("step_index")
+    assert [(one["prompt_token_ids"], one["completion_token_ids"]) for one in killed.traces] == whole_sequences(own)
+    assert [one["logprobs"] for one in killed.traces] == own["logprobs"].to_list()
+    assert not list(killed.captures.iterdir())
 
 
-def test_sessions_of_a_killed_gateway_go_on_from_their_exact_ids(store, policy, tmp_path):
-    messages = question("One?")
-    with gateway(store, policy, tmp_path, *SCRIPTED) as running:
-        key = running.opened(session_id="a")["api_key"]
-        says(running.client("a", key), messages)
-        running.process.ended_by(signal.SIGKILL)
-    (file,) = (tmp_path / "captures").glob("*/sessions/*")
+def test_sessions_of_a_killed_gateway_go_on_from_their_exact_ids(store, policy, tmp_path, killed):
+    (file,) = (file for file in killed.captures.glob("*/sessions/*") if b"the agent fell" not in file.read_bytes())
     file.write_bytes(file.read_bytes() + b"half a record")
     with gateway(store, policy, tmp_path, "--resume", *SCRIPTED) as running:
         assert not committed(store, running.output)
-        messages += question("Two?")
-        says(running.client("a", key), messages)
+        says(running.client("a", killed.key), killed.messages + question("Three?"))
         assert running.process.ended_by(signal.SIGTERM) == 0
         (rollouts,) = committed(store, running.output)
-    (status,) = frame(store, rollouts, "episodes")["status"]
-    assert status == "truncated"
-    steps = frame(store, rollouts, "steps").sort("step_index")
-    (prompt, sampled), (following, _) = whole_sequences(steps)
-    assert following[: steps["prefix_length"][1]] == [*prompt, *sampled]
-    assert len(set(steps["seed"])) == 2
+    episodes = frame(store, rollouts, "episodes")
+    assert sorted(episodes["status"]) == ["error", "truncated"]
+    (own,) = episodes.filter(status="truncated")["episode_id"]
+    steps = frame(store, rollouts, "steps").filter(episode_id=own).sort("step_index")
+    first, second, third = whole_sequences(steps)
+    assert [first, second] == [(one["prompt_token_ids"], one["completion_token_ids"]) for one in killed.traces]
+    assert third[0][: steps["prefix_length"][2]] == [*second[0], *second[1]]
+    assert len(set(steps["seed"])) == 3
 
 
-def test_a_commit_that_is_killed_is_finished_once(store, policy, tmp_path):
-    captures = tmp_path / "captures"
-    with gateway(store, policy, tmp_path, *SCRIPTED) as running:
-        says(running.client("a"), question("One?"))
-        running.process.ended_by(signal.SIGKILL)
-    (run,) = captures.iterdir()
+def test_a_commit_that_is_killed_is_finished_once(store, policy, tmp_path, killed):
+    (run,) = killed.captures.iterdir()
     (run / "batches" / "0").mkdir(parents=True)
     for file in (run / "sessions").iterdir():
         file.rename(run / "batches" / "0" / file.name)
-    shutil.copytree(captures, tmp_path / "as-it-was")
+    shutil.copytree(killed.captures, tmp_path / "as-it-was")
     made = []
     for _ in range(2):  # the second time as if the first had been killed after its last write
-        with gateway(store, policy, tmp_path, *SCRIPTED) as running:
-            made += committed(store, running.output)
-            assert running.process.ended_by(signal.SIGTERM) == 0
-        assert not list(captures.iterdir())
-        shutil.copytree(tmp_path / "as-it-was", captures, dirs_exist_ok=True)
+        made += committed(store, gateway_for_a_moment(store, policy, killed.captures, *SCRIPTED))
+        assert not list(killed.captures.iterdir())
+        shutil.copytree(tmp_path / "as-it-was", killed.captures, dirs_exist_ok=True)
     assert made[0].ref == made[1].ref
     assert len(list(Path(store.url).glob("artifacts/rollouts/*"))) == 1
 

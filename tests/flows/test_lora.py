@@ -1,8 +1,7 @@
 """A recipe with ``update.lora`` trains an adapter; its base is found wherever it is needed, and nobody names it."""
 
 import shutil
-import subprocess
-import time
+import signal
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +16,8 @@ from stages.artifacts.adapters import base_of
 from stages.artifacts.gc import collect_garbage
 from stages.artifacts.store import Store, open_store
 from stages.artifacts.verify import verify
-from tests.flows.commands import command, rollmill, rollmill_process
+from tests.flows.background import background
+from tests.flows.commands import command, rollmill
 from tests.flows.trained import recipe
 
 LORA = {"rank": 4, "alpha": 16}
@@ -132,15 +132,10 @@ def test_killed_and_continued_it_makes_the_same_adapters(store, recipe_of_lora, 
     url = tmp_path / "store"
     words = ("train", recipe_of_lora, "run=lora", "--store", url)
     for pattern in ("artifacts/rollouts/*/receipts/*.json", "runs/lora/iterations/00000.json"):
-        process = subprocess.Popen(command(*words), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        until = time.monotonic() + 120
-        while not list(url.glob(pattern)):
-            assert process.poll() is None, "it ended too soon"
-            assert time.monotonic() < until, f"{pattern} did not appear"
-            time.sleep(0.002)
-        process.kill()
-        process.wait(10)
-    done = rollmill_process(*words)
+        with background(command(*words), tmp_path / "log", {}, tmp_path) as running:
+            running.wait_until(lambda pattern=pattern: bool(list(url.glob(pattern))))
+            running.ended_by(signal.SIGKILL)
+    done = rollmill(*words)
     assert done.code == 0, done.text
     resumed = open_store(url, writable=False)
     for iteration in range(2):

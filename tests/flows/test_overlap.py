@@ -87,7 +87,7 @@ def test_what_was_sampled_ahead_is_kept_when_the_scoring_beside_it_fails(prefect
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGKILL, marks=pytest.mark.full)])
 def test_a_run_that_is_ended_while_both_halves_work_is_continued_by_the_same_command(
     prefect, trained, tmp_path, number
 ):

@@ -145,7 +145,7 @@ def modules_loaded_by(tmp_path: Path, *commands: list[str]) -> set[str]:
         "    heavy = ('torch', 'transformers', 'deepspeed', 'vllm', 'prefect', 'math_verify')\n"
         "    print('loaded:', *(name for name in heavy if name in sys.modules))\n"
     )
-    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
     return set(done.stdout.splitlines()[-1].removeprefix("loaded:").split())
 
@@ -181,6 +181,6 @@ def test_the_console_script_scores_a_stored_run(trained_copy):
     assert done.code == 0, done.text
     assert done.err == ""
     assert done.out.startswith("made rewards/")
-    again = rollmill_process("stage", *REWARDS, "--store", trained_copy.url)
+    again = rollmill("stage", *REWARDS, "--store", trained_copy.url)
     assert "was on the shelf; nothing was executed" in again.out
     assert again.err == ""

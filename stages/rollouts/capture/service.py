@@ -119,12 +119,14 @@ class CaptureService:
         if captured is None:
             path.unlink()
             return
-        if captured.head.session in self._open:  # two gateways have left one of this name
+        name = captured.head.session
+        self._uses[name] = self._uses.get(name, 0) + 1
+        if captured.end is not None or name in self._open:  # two gateways have left one of this name
             self._ended.append(path)
             return
         session, n_different = await CapturedSession.resumed(captured, path, self._service)
         if n_different:
-            LOG.warning("%d calls of session %s are not continued from", n_different, captured.head.session)
+            LOG.warning("%d calls of session %s are not continued from", n_different, name)
         self._note_task(captured.head.task)
         self._take(session)
 
