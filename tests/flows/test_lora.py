@@ -2,6 +2,7 @@
 
 import shutil
 import signal
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -127,13 +128,17 @@ def test_an_export_is_a_plain_checkpoint_or_the_adapter(store, tmp_path):
     assert not (tmp_path / "none").exists()
 
 
+def _is_there(folder: Path, pattern: str) -> bool:
+    return any(folder.glob(pattern))
+
+
 @pytest.mark.slow
 def test_killed_and_continued_it_makes_the_same_adapters(store, recipe_of_lora, tmp_path):
     url = tmp_path / "store"
     words = ("train", recipe_of_lora, "run=lora", "--store", url)
     for pattern in ("artifacts/rollouts/*/receipts/*.json", "runs/lora/iterations/00000.json"):
         with background(command(*words), tmp_path / "log", {}, tmp_path) as running:
-            running.wait_until(lambda pattern=pattern: bool(list(url.glob(pattern))))
+            running.wait_until(partial(_is_there, url, pattern))
             running.ended_by(signal.SIGKILL)
     done = rollmill(*words)
     assert done.code == 0, done.text
