@@ -205,7 +205,7 @@ def test_too_many_calls_end_the_episode_as_it_does_in_process(shelf):
 
 
 def test_a_hung_agent_is_ended_and_keeps_its_steps(shelf):
-    episodes, steps = made(shelf, "hangs_after_a_call", episode_time_limit_s=3)
+    episodes, steps = made(shelf, "hangs_after_a_call", episode_time_limit_s=6)
     assert set(episodes["status"]) == {"timeout"}
     assert len(steps) == 2
 

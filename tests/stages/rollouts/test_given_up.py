@@ -118,7 +118,7 @@ def test_of_a_stream_that_its_client_hangs_up_all_that_was_sampled_is_kept(shelf
 
 
 def test_of_a_call_that_the_time_limit_ends_all_that_was_sampled_is_kept(shelf):
-    episodes, steps, errors = made(shelf, "asks_once", LONG, episode_time_limit_s=3)
+    episodes, steps, errors = made(shelf, "asks_once", LONG, episode_time_limit_s=6)
     assert set(episodes["status"]) == {"timeout"}
     assert len(steps) == 0
     assert errors.select("status", "kind").rows() == [("abandoned", "CancelledError")] * 2
